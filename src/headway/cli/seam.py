@@ -1,0 +1,146 @@
+"""What the commands and the composition root hand each other: a screen that is told, and results that are shown.
+
+`headway.api` calls a Screen and returns these records; nothing here imports torch, pydantic or rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from headway.plan.schema import Plan
+
+Record = Mapping[str, Any]  # one line of metrics.jsonl or events.jsonl
+State = Literal["new", "running", "done", "stopped", "failed"]
+
+
+class Verdict(Protocol):
+    """One check's finding."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def finding(self) -> str: ...
+    @property
+    def fix(self) -> str: ...
+    @property
+    def level(self) -> Literal["red", "yellow", "green"]: ...
+
+
+class Report(Protocol):
+    """All findings, in the order of the checks."""
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]: ...
+
+
+class Planned(Protocol):
+    """A plan with the findings on it."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def report(self) -> Report: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `differences`: what was not as planned, in words; `remarks`: anything else worth a line."""
+
+    run_dir: Path
+    state: State
+    step: int
+    tokens: int
+    seconds: float
+    export: Path | None = None
+    differences: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointNote:
+    """One checkpoint on the disk; `complete` is False where its manifest is absent or does not match."""
+
+    step: int
+    bytes: int
+    time: float  # unix seconds
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class PlanActual:
+    """One planned figure beside what happened; `equal` follows the figure's own tolerance."""
+
+    name: str
+    planned: object
+    actual: object
+    equal: bool = True
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run directory, read without torch. `last` is its newest metrics line, `evaluation` its newest evaluation."""
+
+    name: str
+    path: Path
+    state: State
+    started: float | None = None  # unix seconds
+    ended: float | None = None
+    step: int = 0
+    steps: int = 0  # planned
+    tokens: int = 0
+    tokens_planned: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    plan: Plan | None = None
+    comparison: tuple[PlanActual, ...] = ()
+    checkpoints: tuple[CheckpointNote, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()  # the newest last
+    export: Path | None = None
+    failure: str = ""  # the first failing rank's own words
+    logs: tuple[Path, ...] = ()  # by rank
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs; `differences` are the plan's keys whose values differ: (key, value in a, value in b)."""
+
+    a: RunSummary
+    b: RunSummary
+    differences: tuple[tuple[str, Any, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A model folder; `max_difference` between its logits in plain transformers and the engine's."""
+
+    path: Path
+    step: int
+    verified: bool
+    max_difference: float | None = None
+    bytes: int = 0
+
+
+class Screen(Protocol):
+    """Where a run is shown. Methods return at once and never raise for a value that they do not know."""
+
+    def plan(self, planned: Planned) -> None:
+        """Show the plan; later calls know its steps, tokens and memory from here."""
+        ...
+
+    def checks(self, report: Report) -> None: ...
+
+    def event(self, event: Record) -> None:
+        """One line of events.jsonl."""
+        ...
+
+    def metrics(self, metrics: Record) -> None:
+        """One line of metrics.jsonl."""
+        ...
+
+    def finish(self, outcome: Outcome) -> None:
+        """The closing summary. Called once, last; also after a failure."""
+        ...
