@@ -7,6 +7,7 @@ k, M, B and T are powers of 1000 (a 32k vocabulary has 32,000 entries); KiB, MiB
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -42,47 +43,72 @@ class Amount:
     def __str__(self) -> str:
         if self.unit == "seconds":
             return format_seconds(self.value)
-        return f"{format_count(self.value)} {self.unit}"
+        unit = self.unit.removesuffix("s") if self.value == 1 else self.unit
+        return f"{format_count(self.value)} {unit}"
 
 
-def _split(text: str) -> tuple[float, str, str]:
+def _split(text: str, legal: str) -> tuple[float, str, str]:
     match = _NUMBER.fullmatch(text)
-    if match is None:
-        raise ValueError(f"cannot be read as a number with a unit: {text!r}")
-    return float(match[1].replace("_", "")), match[2], match[3]
+    value = float(match[1].replace("_", "")) if match else math.inf
+    if match is None or not math.isfinite(value):
+        raise ValueError(legal)
+    return value, match[2], match[3]
+
+
+def _scaled(value: float, multiplier: int) -> float:
+    """The product as written in decimal: 0.29M is 290000, though 0.29 * 1e6 is not."""
+    product = value * multiplier
+    nearest = round(product)
+    return float(nearest) if abs(product - nearest) <= 1e-12 * max(1.0, abs(product)) else product
 
 
 def parse_count(text: object) -> int:
     """A whole number; `32k`, `0.5M`, `10B` and `1e6` are accepted."""
+    legal = "must be a whole number such as 512, 32k or 0.5M"
     if isinstance(text, bool) or not isinstance(text, int | float | str):
-        raise ValueError("must be a whole number such as 512, 32k or 0.5M")
+        raise ValueError(legal)
     if isinstance(text, str):
-        value, suffix, rest = _split(text)
+        value, suffix, rest = _split(text, legal)
         if suffix.lower() not in _MULTIPLIER or rest:
-            raise ValueError("must be a whole number such as 512, 32k or 0.5M")
-        text = value * _MULTIPLIER[suffix.lower()]
-    if text != int(text):
-        raise ValueError("must be a whole number")
+            raise ValueError(legal)
+        text = _scaled(value, _MULTIPLIER[suffix.lower()])
+    if not math.isfinite(text) or text != int(text):
+        raise ValueError(legal)
     return int(text)
 
 
+def _unit(first: str, second: str) -> tuple[str, str]:
+    """(multiplier, unit's stem) of `B tokens`, `Btokens`, `tokens`, `min`."""
+    multiplier, word = (first.lower(), second) if second else ("", first)
+    if word == "M":  # 5M is five million of something to most people, never five minutes
+        return multiplier, ""
+    stem = word.lower() if len(word) == 1 else word.lower().removesuffix("s")
+    if stem not in _AMOUNTS and stem not in _SECONDS and not second and stem[1:] in _AMOUNTS:
+        return stem[0], stem[1:]
+    return multiplier, stem
+
+
 def parse_amount(text: object, units: tuple[str, ...]) -> Amount:
-    """`10B tokens`, `500 steps`, `30 min`: one of `units` (seconds stands for every unit of time)."""
-    legal = ", ".join("a time such as '30 min'" if unit == "seconds" else f"'N {unit}'" for unit in units)
+    """`10B tokens`, `500 steps`, `30 min`: one of `units` (seconds stands for every unit of time).
+
+    Tokens, steps and sequences come to a whole number; epochs and times may be parts.
+    """
+    names = ["a time such as '30 min'" if unit == "seconds" else f"'N {unit}'" for unit in units]
+    legal = f"needs a number with a unit: {' or '.join(names)}"
     if not isinstance(text, str):
-        raise ValueError(f"needs a unit: {legal}")
-    value, first, second = _split(text)
-    multiplier, word = (first, second) if second else ("", first)
-    name = word.lower()
-    stem = name.removesuffix("s") if name not in ("s",) else name
-    if stem in _AMOUNTS and _AMOUNTS[stem] in units and multiplier.lower() in _MULTIPLIER:
-        amount = Amount(value * _MULTIPLIER[multiplier.lower()], _AMOUNTS[stem])
+        raise ValueError(legal)
+    value, first, second = _split(text, legal)
+    multiplier, stem = _unit(first, second)
+    if _AMOUNTS.get(stem) in units and multiplier in _MULTIPLIER:
+        amount = Amount(_scaled(value, _MULTIPLIER[multiplier]), _AMOUNTS[stem])
     elif stem in _SECONDS and "seconds" in units and not multiplier:
         amount = Amount(value * _SECONDS[stem], "seconds")
     else:
-        raise ValueError(f"needs one of these units: {legal}")
+        raise ValueError(legal)
     if amount.value <= 0:
         raise ValueError("must be above zero")
+    if amount.unit in ("tokens", "steps", "sequences") and amount.value != int(amount.value):
+        raise ValueError(f"must be a whole number of {amount.unit}")
     return amount
 
 
@@ -93,15 +119,16 @@ def parse_seconds(text: object) -> float:
 
 def parse_share(text: object) -> float:
     """A share of a whole, from `0.5%` or `0.005`: 0 <= share < 1."""
+    legal = "must be a share such as 0.5% or 0.005"
     if isinstance(text, str):
-        value, suffix, rest = _split(text)
+        value, suffix, rest = _split(text, legal)
         if suffix not in ("", "%") or rest:
-            raise ValueError("must be a share such as 0.5% or 0.005")
+            raise ValueError(legal)
         share = value / 100 if suffix else value
     elif isinstance(text, int | float) and not isinstance(text, bool):
         share = float(text)
     else:
-        raise ValueError("must be a share such as 0.5% or 0.005")
+        raise ValueError(legal)
     if not 0 <= share < 1:
         raise ValueError("must be at least 0% and below 100%")
     return share
@@ -109,24 +136,30 @@ def parse_share(text: object) -> float:
 
 def parse_bytes(text: object) -> int:
     """Bytes from `5GB`, `1.5 GiB` or a plain number of bytes."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    if not isinstance(text, str):
-        raise ValueError("must be a size such as 5GB or 512MiB")
-    value, suffix, rest = _split(text)
-    if (suffix and suffix.lower() not in _BYTES) or rest:
-        raise ValueError("must be a size such as 5GB or 512MiB")
-    return int(value * (_BYTES[suffix.lower()] if suffix else 1))
+    legal = "must be a size such as 5GB or 512MiB"
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        value, size = float(text), 1
+    elif isinstance(text, str):
+        value, suffix, rest = _split(text, legal)
+        if (suffix and suffix.lower() not in _BYTES) or rest:
+            raise ValueError(legal)
+        size = _BYTES[suffix.lower()] if suffix else 1
+    else:
+        raise ValueError(legal)
+    count = _scaled(value, size) if math.isfinite(value) else math.nan
+    if not count >= 0 or (size == 1 and count != int(count)):
+        raise ValueError(f"{legal}, a whole number of bytes")
+    return int(count)
 
 
 def format_count(value: float) -> str:
     """1234567 -> '1.23M'; whole numbers below ten thousand stay exact."""
-    if abs(value) < 10_000:
-        return f"{value:g}" if value == int(value) else f"{value:.3g}"
-    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+    if abs(value) < 9_999.5:
+        return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+    for size, suffix in ((1e3, "k"), (1e6, "M"), (1e9, "B")):
+        if abs(value) < size * 999.5:
             return f"{value / size:.3g}{suffix}"
-    return f"{value:g}"
+    return f"{value / 1e12:.3g}T" if abs(value) < 999.5e12 else f"{value:.3g}"
 
 
 def format_bytes(count: float) -> str:
@@ -139,12 +172,11 @@ def format_bytes(count: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """'0.85 s', '42 s', '3 min 20 s', '5 h 12 min', '2 d 3 h'."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
+    whole = round(seconds)
     for size, name, part, part_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            whole, rest = divmod(int(seconds), size)
-            return f"{whole} {name} {rest // part} {part_name}" if rest // part else f"{whole} {name}"
-    return f"{seconds:.0f} s"
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            return f"{count} {name} {rest // part} {part_name}" if rest // part else f"{count} {name}"
+    return f"{whole} s"

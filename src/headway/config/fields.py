@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from headway.units import Amount, parse_amount, parse_bytes, parse_count, parse_seconds, parse_share
 
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(gt=0)]
+Port = Annotated[int, Field(gt=0, lt=65536)]
+Above = Annotated[float, Field(gt=0)]  # a number above zero
+AtLeast = Annotated[float, Field(ge=0)]  # zero or above
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # the memory of a running mean, or a dropped share
+Texts = Annotated[tuple[str, ...], Field(strict=False)]  # a list in the file
+Betas = Annotated[tuple[Decay, Decay], Field(strict=False)]
 
-def _write(amount: Amount) -> str:
+
+def _no_flag(value: object) -> object:
+    if isinstance(value, bool):  # True == 1 would pass as stage 1
+        raise ValueError("must be 0, 1, 2 or 3")
+    return value
+
+
+Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_no_flag)]
+
+_AMOUNT_UNITS = ("tokens", "sequences", "steps", "epochs")
+
+
+def write_amount(amount: Amount) -> str:
     """The exact text of an amount, which reads back as the same amount."""
     unit = "s" if amount.unit == "seconds" else "%" if amount.unit == "share" else f" {amount.unit}"
     value = amount.value * 100 if amount.unit == "share" else amount.value
     return f"{value:.15g}{unit}"
 
 
+def _is_wall_time(value: object) -> bool:
+    try:
+        parse_seconds(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _read_length(value: object) -> Amount:
-    return value if isinstance(value, Amount) else parse_amount(value, ("tokens", "sequences", "steps", "epochs"))
+    if isinstance(value, Amount):
+        return value
+    if _is_wall_time(value):
+        raise ValueError(
+            "is a wall time, but what is learnt must not depend on the speed of the machine: give tokens, sequences, "
+            "steps or epochs here, and the time limit as train.stop_after"
+        )
+    return parse_amount(value, _AMOUNT_UNITS)
 
 
 def _read_batch(value: object) -> Amount:
@@ -37,11 +73,15 @@ def _read_warmup(value: object) -> Amount:
     return Amount(parse_share(value), "share")
 
 
-Length = Annotated[Amount, BeforeValidator(_read_length), PlainSerializer(_write, return_type=str)]
-BatchSize = Annotated[Amount, BeforeValidator(_read_batch), PlainSerializer(_write, return_type=str)]
-Interval = Annotated[Amount, BeforeValidator(_read_interval), PlainSerializer(_write, return_type=str)]
-Warmup = Annotated[Amount, BeforeValidator(_read_warmup), PlainSerializer(_write, return_type=str)]
+def _write_seconds(seconds: float) -> str:
+    return f"{seconds:.15g}s"
+
+
+Length = Annotated[Amount, BeforeValidator(_read_length), PlainSerializer(write_amount, return_type=str)]
+BatchSize = Annotated[Amount, BeforeValidator(_read_batch), PlainSerializer(write_amount, return_type=str)]
+Interval = Annotated[Amount, BeforeValidator(_read_interval), PlainSerializer(write_amount, return_type=str)]
+Warmup = Annotated[Amount, BeforeValidator(_read_warmup), PlainSerializer(write_amount, return_type=str)]
 Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Share = Annotated[float, BeforeValidator(parse_share)]
-Duration = Annotated[float, BeforeValidator(lambda v: v if isinstance(v, float) else parse_seconds(v))]
+Duration = Annotated[float, BeforeValidator(parse_seconds), PlainSerializer(_write_seconds, return_type=str)]

@@ -1,167 +1,243 @@
-"""What the user may say: the run file's sections, frozen, unknown keys refused.
+"""What the user may say: the run file's sections, frozen, unknown keys refused, no silent conversions.
 
 Nothing here is derived. "auto" and None mean "let the plan decide"; the plan writes the value and its reason.
+Descriptions and examples are read by the reference (docs/reference.md) and by error messages.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headway.config.fields import BatchSize, Bytes, Count, Duration, Interval, Length, Share, Warmup
+from headway.config.fields import (
+    Above,
+    AtLeast,
+    Auto,
+    BatchSize,
+    Betas,
+    Bytes,
+    Count,
+    Decay,
+    Duration,
+    Interval,
+    Length,
+    Port,
+    Positive,
+    Ratio,
+    Share,
+    Stage,
+    Texts,
+    Warmup,
+)
 from headway.units import Amount
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, defaults validated."""
+    """Base of every section: frozen, unknown keys refused, "3" is no number and 1 is not true."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-Auto = Literal["auto"]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelArch(Section):
     """A transformers architecture from scratch, in Headway's short words; `extra` passes any config key through."""
 
-    arch: str
-    hidden: Annotated[int, Field(gt=0)]
-    layers: Annotated[int, Field(gt=0)]
-    heads: Annotated[int, Field(gt=0)]
-    kv_heads: Annotated[int, Field(gt=0)] | None = None
-    ffn: Annotated[int, Field(gt=0)] | None = None
-    vocab: Count | Auto = "auto"
-    max_sequence: Count | Auto = "auto"
-    tie_embeddings: bool = False
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    extra: dict[str, Any] = {}
+    arch: str = Field(description="Architecture by its transformers name (`model_type`).", examples=["llama"])
+    hidden: Positive = Field(description="Width of the residual stream.", examples=[768])
+    layers: Positive = Field(description="Number of transformer blocks.", examples=[12])
+    heads: Positive = Field(description="Attention heads; must divide `hidden`.", examples=[12])
+    kv_heads: Positive | None = Field(default=None, description="Key and value heads; must divide `heads`. Default: `heads`.")
+    ffn: Positive | None = Field(
+        default=None, description="Width of the feed-forward layer. Default: as the architecture has it."
+    )
+    vocab: Count | Auto = Field(default="auto", description="Vocabulary size; auto: the tokenizer's.", examples=["32k"])
+    max_sequence: Count | Auto = Field(
+        default="auto", description="Longest sequence the model can read; auto: `train.sequence`."
+    )
+    tie_embeddings: bool = Field(default=False, description="Share the input embedding with the output head.")
+    dropout: Decay = Field(default=0.0, description="Dropout in attention and residuals, where the architecture has it.")
+    extra: dict[str, Any] = Field(
+        default={}, description="Any further key of the transformers config, passed through as it is."
+    )
 
 
 class TokenizerConfig(Section):
     """Exactly one of: a folder or Hub id to take, or a vocabulary size to train on the data."""
 
-    from_: Annotated[str | None, Field(alias="from")] = None
-    train: Count | None = None
+    from_: str | None = Field(
+        default=None, alias="from", description="Folder or Hub id of a tokenizer.", examples=["./tokenizer"]
+    )
+    train: Count | None = Field(
+        default=None, description="Train a byte-level BPE of this many entries on the training data.", examples=["32k"]
+    )
 
 
 class ModelConfig(Section):
-    """Exactly one of `from` (folder or Hub id) and `config` (from scratch)."""
+    """Exactly one of `from` (folder or Hub id) and `config` (from scratch). `model: ./folder` is short for `from`."""
 
-    from_: Annotated[str | None, Field(alias="from")] = None
-    revision: str | None = None
-    config: ModelArch | None = None
-    tokenizer: TokenizerConfig | None = None
-    attention: Literal["auto", "sdpa", "eager", "flash", "flex"] = "auto"
+    from_: str | None = Field(
+        default=None, alias="from", description="Pretrained folder or Hub id.", examples=["./SmolLM2-135M"]
+    )
+    revision: str | None = Field(default=None, description="Hub revision: a commit hash, so that it cannot move.")
+    config: ModelArch | None = Field(default=None, description="A new model from scratch.")
+    tokenizer: TokenizerConfig | None = Field(default=None, description="Default: the one in the pretrained folder.")
+    attention: Literal["auto", "sdpa", "eager", "flash", "flex"] = Field(default="auto", description="Attention kernel.")
 
 
 class SourceConfig(Section):
-    """Where documents come from; `paths` are globs relative to the run file's folder."""
+    """Where documents come from. A glob or a list of globs is short for `paths`."""
 
-    kind: str = "auto"  # text | jsonl | csv | parquet | synthetic | auto: by file ending
-    paths: tuple[str, ...] = ()
-    text_key: str = "text"
-    options: dict[str, Any] = {}
+    kind: str = Field(default="auto", description="text, jsonl, csv, parquet or synthetic; auto: by the files' ending.")
+    paths: Texts = Field(
+        default=(), description="Files, folders and globs, relative to the run file.", examples=["corpus/**/*.txt"]
+    )
+    text_key: str = Field(default="text", description="Field or column of the text in jsonl, csv and parquet files.")
+    options: dict[str, Any] = Field(default={}, description="Options of the source's kind.")
 
 
 class DataConfig(Section):
-    train: SourceConfig
-    eval: Share | SourceConfig | None = None  # a share of the documents, by hash; or files of their own
-    packing: bool = True
-    cache: str = ".headway/data"
-    workers: Annotated[int, Field(gt=0)] | Auto = "auto"
+    """What is read, and how it becomes sequences."""
+
+    train: SourceConfig = Field(description="Training documents.", examples=["corpus/**/*.txt"])
+    eval: Share | SourceConfig | None = Field(
+        default=None,
+        description="Held-out data: a share of the documents, chosen by hash, or files of their own.",
+        examples=["0.5%"],
+    )
+    packing: bool = Field(
+        default=True, description="Fill each sequence with whole documents; attention stays inside a document."
+    )
+    cache: str = Field(default=".headway/data", description="Folder of the token stores, relative to the run file.")
+    workers: Positive | Auto = Field(default="auto", description="Processes that tokenise; auto: one a core.")
 
 
 class TaskConfig(Section):
-    kind: str = "causal_lm"
-    options: dict[str, Any] = {}
+    """What is learnt. `task: causal_lm` is short for `kind`."""
+
+    kind: str = Field(default="causal_lm", description="causal_lm, or your own as package.module:Class.")
+    options: dict[str, Any] = Field(default={}, description="Options of the task.")
 
 
 class TrainConfig(Section):
-    length: Length
-    sequence: Count
-    global_batch: BatchSize  # tokens or sequences
-    micro_batch: Annotated[int, Field(gt=0)] | Auto = "auto"
-    accumulation: Annotated[int, Field(gt=0)] | Auto = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    tf32: bool | Auto = "auto"
-    activation_checkpointing: bool | Auto = "auto"
-    compile: bool = False
-    loss_chunk: Count | Auto = "auto"  # tokens whose logits exist at once
-    seed: int = 0
-    eval_every: Interval | Auto | None = "auto"
-    log_every: Annotated[int, Field(gt=0)] = 1
-    stop_after: Duration | None = None  # wall time: a stop limit, never the length
+    """How long, how much at a time, and how exactly."""
+
+    length: Length = Field(
+       default= description="Tokens, sequences, steps or epochs; never a time.",
+        examples=["10B tokens", "500 steps", "2 epochs"],
+    )
+    sequence: Count = Field(description="Tokens in one sequence.", examples=[2048])
+    global_batch: BatchSize = Field(
+       default= description="Tokens or sequences of one optimizer step, over all devices: the contract that the plan keeps.",
+        examples=["0.5M tokens", "64 sequences"],
+    )
+    micro_batch: Positive | Auto = Field(default="auto", description="Sequences that one device holds at a time.")
+    accumulation: Positive | Auto = Field(default="auto", description="Micro batches of one device and step.")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="auto: bf16 on GPUs that have it, else fp32. fp16 needs a GPU."
+    )
+    tf32: bool | Auto = Field(default="auto", description="TF32 matrix products for fp32 on GPUs.")
+    activation_checkpointing: bool | Auto = Field(
+        default="auto", description="Recompute activations in the backward pass; auto: only when memory needs it."
+    )
+    compile: bool = Field(default=False, description="torch.compile.")
+    loss_chunk: Count | Auto = Field(default="auto", description="Tokens whose logits exist at once.")
+    seed: int = Field(default=0, description="Of weights, data order and dropout.")
+    eval_every: Interval | Auto | None = Field(
+        default="auto", description="Steps, tokens or a time between evaluations; null: never.", examples=["500 steps"]
+    )
+    log_every: Positive = Field(default=1, description="Steps between two lines of metrics.jsonl.")
+    stop_after: Duration | None = Field(default=None, description="Save and stop after this wall time.", examples=["11.5 h"])
 
 
 class OptimizerConfig(Section):
-    kind: Literal["adamw", "adam", "sgd", "adagrad"] = "adamw"
-    lr: Annotated[float, Field(gt=0)]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # sgd only
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip: Annotated[float, Field(ge=0)] = 1.0  # 0 turns clipping off
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: Warmup = Amount(0.01, "share")
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """AdamW (0.9, 0.95) with decay 0.1 and clipping at 1.0 unless you say otherwise."""
+
+    kind: Literal["adamw", "adam", "sgd", "adagrad"] = Field(default="adamw", description="Optimizer.")
+    lr: Above = Field(description="Peak learning rate.", examples=[6e-4])
+    betas: Betas = Field(default=(0.9, 0.95), description="Adam's decay rates of the first and second moment.")
+    eps: Above = Field(default=1e-8, description="Added to the denominator.")
+    momentum: Decay = Field(default=0.9, description="Of sgd.")
+    weight_decay: AtLeast = Field(default=0.1, description="Applied to matrices only, not to norms and biases.")
+    clip: AtLeast = Field(default=1.0, description="Largest global gradient norm; 0: no clipping.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(default="cosine", description="Learning rate after the warm-up.")
+    warmup: Warmup = Field(
+        default=Amount(0.01, "share"), description="Share of the steps, or steps or tokens.", examples=["1%", "200 steps"]
+    )
+    min_lr_ratio: Ratio = Field(default=0.1, description="Learning rate at the end, as a part of `lr`.")
 
 
 class OffloadConfig(Section):
-    optimizer: Literal["none", "cpu"] = "none"
-    parameters: Literal["none", "cpu"] = "none"  # stage 3 only
+    """What waits in host memory. `offload: cpu` is short for the optimizer."""
+
+    optimizer: Literal["none", "cpu"] = Field(default="none", description="Optimizer states; ZeRO 1 to 3.")
+    parameters: Literal["none", "cpu"] = Field(default="none", description="Parameters; ZeRO 3.")
 
 
 class StrategyConfig(Section):
     """`auto`, `single`, `ddp`, or `deepspeed` with a ZeRO stage; the short form `zero-2` means the latter."""
 
-    kind: str = "auto"
-    stage: Literal[0, 1, 2, 3] | None = None
-    offload: OffloadConfig = OffloadConfig()
-    reduce_bucket: Count | None = None  # elements
-    allgather_bucket: Count | None = None  # elements
-    prefetch_bucket: Count | None = None  # elements, stage 3
-    persistence_threshold: Count | None = None  # elements, stage 3
-    overlap_comm: bool | Auto = "auto"
+    kind: str = Field(default="auto", description="auto (the simplest that fits), single, ddp, deepspeed; or zero-0 to zero-3.")
+    stage: Stage | None = Field(default=None, description="ZeRO stage of deepspeed; null: the lowest that fits.")
+    offload: OffloadConfig = Field(default=OffloadConfig(), description="What waits in host memory.")
+    reduce_bucket: Count | None = Field(default=None, description="Elements reduced together.")
+    allgather_bucket: Count | None = Field(default=None, description="Elements gathered together.")
+    prefetch_bucket: Count | None = Field(default=None, description="Elements fetched ahead; stage 3.")
+    persistence_threshold: Count | None = Field(default=None, description="Smaller parameters stay whole; elements, stage 3.")
+    overlap_comm: bool | Auto = Field(default="auto", description="Reduce gradients while the backward pass runs.")
 
 
 class CheckpointConfig(Section):
-    every: Interval | Auto | None = "auto"
-    keep: Annotated[int, Field(gt=0)] = 3
-    at_end: bool = True
+    """When the state is saved, and how many are kept."""
+
+    every: Interval | Auto | None = Field(
+        default="auto", description="Steps, tokens or a time between checkpoints; null: at the end only.", examples=["30 min"]
+    )
+    keep: Positive = Field(default=3, description="Complete checkpoints to keep.")
+    at_end: bool = Field(default=True, description="Save after the last step.")
 
 
 class LaunchConfig(Section):
     """`gpus` or `processes` on this machine; neither: every GPU, or as many CPU processes as the plan finds best."""
 
-    kind: str = "local"
-    gpus: Annotated[int, Field(gt=0)] | None = None
-    processes: Annotated[int, Field(gt=0)] | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Annotated[int, Field(gt=0)] | Auto = "auto"  # per process, CPU only
-    timeout: Duration = 600.0  # of a collective
-    port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    kind: str = Field(default="local", description="Where it runs: local.")
+    gpus: Positive | None = Field(default=None, description="GPUs, one process each.", examples=[8])
+    processes: Positive | None = Field(default=None, description="Processes, on GPUs or on the CPU.", examples=[2])
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one.")
+    threads: Positive | Auto = Field(default="auto", description="Threads of each process on a CPU.")
+    timeout: Duration = Field(default=600.0, description="Longest wait in a collective operation.", examples=["10 min"])
+    port: Port | None = Field(default=None, description="Of the rendezvous; null: a free one.")
 
 
 class ExportConfig(Section):
-    at_end: bool = True
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    sample: str | None = None  # the prompt of the sample continuation; None: the start of a held-out document
-    max_shard: Bytes = 5 * 10**9
+    """The model folder that is written at the end."""
+
+    at_end: bool = Field(default=True, description="Export after the last step.")
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description="auto: the training precision.")
+    sample: str | None = Field(
+        default=None,
+        description="Prompt of the sample continuation; null: the start of a held-out document.",
+        examples=["def "],
+    )
+    max_shard: Bytes = Field(default=5 * 10**9, description="Largest safetensors file.", examples=["5GB"])
 
 
 class RunConfig(Section):
     """One run file, as the user wrote it."""
 
-    name: str | None = None
-    runs: str = "runs"
-    model: ModelConfig
-    data: DataConfig
-    task: TaskConfig = TaskConfig()
-    train: TrainConfig
-    optimizer: OptimizerConfig
-    strategy: StrategyConfig = StrategyConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    launch: LaunchConfig = LaunchConfig()
-    track: tuple[str, ...] = ()
-    export: ExportConfig = ExportConfig()
+    name: str | None = Field(default=None, description="Name of the run; default: the run file's.")
+    runs: str = Field(default="runs", description="Folder of the run directories, relative to the run file.")
+    model: ModelConfig = Field(description="The model and its tokenizer.", examples=["./SmolLM2-135M"])
+    data: DataConfig = Field(description="The data.", examples=['{train: "corpus/**/*.txt", eval: 0.5%}'])
+    task: TaskConfig = Field(default=TaskConfig(), description="What is learnt.")
+    train: TrainConfig = Field(
+       default= description="Length, sequence and batch.",
+        examples=["{length: 500 steps, sequence: 1024, global_batch: 64 sequences}"],
+    )
+    optimizer: OptimizerConfig = Field(description="Optimizer and learning rate.", examples=["{lr: 6e-4}"])
+    strategy: StrategyConfig = Field(default=StrategyConfig(), description="How the model is spread over devices.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="When the state is saved.")
+    launch: LaunchConfig = Field(default=LaunchConfig(), description="Where it runs.")
+    track: Texts = Field(
+        default=(), description="Trackers besides metrics.jsonl, which is always written.", examples=["tensorboard"]
+    )
+    export: ExportConfig = Field(default=ExportConfig(), description="The model folder at the end.")
