@@ -46,7 +46,9 @@ class ModelArch(Section):
     hidden: Positive = Field(description="Width of the residual stream.", examples=[768])
     layers: Positive = Field(description="Number of transformer blocks.", examples=[12])
     heads: Positive = Field(description="Attention heads; must divide `hidden`.", examples=[12])
-    kv_heads: Positive | None = Field(default=None, description="Key and value heads; must divide `heads`. Default: `heads`.")
+    kv_heads: Positive | None = Field(
+        default=None, description="Key and value heads; must divide `heads` (default: `heads`)."
+    )
     ffn: Positive | None = Field(
         default=None, description="Width of the feed-forward layer. Default: as the architecture has it."
     )
@@ -55,7 +57,7 @@ class ModelArch(Section):
         default="auto", description="Longest sequence the model can read; auto: `train.sequence`."
     )
     tie_embeddings: bool = Field(default=False, description="Share the input embedding with the output head.")
-    dropout: Decay = Field(default=0.0, description="Dropout in attention and residuals, where the architecture has it.")
+    dropout: Decay = Field(default=0.0, description="Dropout, where the architecture has it.")
     extra: dict[str, Any] = Field(
         default={}, description="Any further key of the transformers config, passed through as it is."
     )
@@ -81,7 +83,9 @@ class ModelConfig(Section):
     revision: str | None = Field(default=None, description="Hub revision: a commit hash, so that it cannot move.")
     config: ModelArch | None = Field(default=None, description="A new model from scratch.")
     tokenizer: TokenizerConfig | None = Field(default=None, description="Default: the one in the pretrained folder.")
-    attention: Literal["auto", "sdpa", "eager", "flash", "flex"] = Field(default="auto", description="Attention kernel.")
+    attention: Literal["auto", "sdpa", "eager", "flash", "flex"] = Field(
+        default="auto", description="Attention kernel."
+    )
 
 
 class SourceConfig(Section):
@@ -122,12 +126,12 @@ class TrainConfig(Section):
     """How long, how much at a time, and how exactly."""
 
     length: Length = Field(
-       default= description="Tokens, sequences, steps or epochs; never a time.",
+        description="Tokens, sequences, steps or epochs; never a time.",
         examples=["10B tokens", "500 steps", "2 epochs"],
     )
     sequence: Count = Field(description="Tokens in one sequence.", examples=[2048])
     global_batch: BatchSize = Field(
-       default= description="Tokens or sequences of one optimizer step, over all devices: the contract that the plan keeps.",
+        description="Tokens or sequences of one optimizer step, over all devices: the plan keeps it.",
         examples=["0.5M tokens", "64 sequences"],
     )
     micro_batch: Positive | Auto = Field(default="auto", description="Sequences that one device holds at a time.")
@@ -146,7 +150,7 @@ class TrainConfig(Section):
         default="auto", description="Steps, tokens or a time between evaluations; null: never.", examples=["500 steps"]
     )
     log_every: Positive = Field(default=1, description="Steps between two lines of metrics.jsonl.")
-    stop_after: Duration | None = Field(default=None, description="Save and stop after this wall time.", examples=["11.5 h"])
+    stop_after: Duration | None = Field(default=None, description="Save and stop after this time.", examples=["11.5 h"])
 
 
 class OptimizerConfig(Section):
@@ -159,9 +163,13 @@ class OptimizerConfig(Section):
     momentum: Decay = Field(default=0.9, description="Of sgd.")
     weight_decay: AtLeast = Field(default=0.1, description="Applied to matrices only, not to norms and biases.")
     clip: AtLeast = Field(default=1.0, description="Largest global gradient norm; 0: no clipping.")
-    schedule: Literal["cosine", "linear", "constant"] = Field(default="cosine", description="Learning rate after the warm-up.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="Learning rate after the warm-up."
+    )
     warmup: Warmup = Field(
-        default=Amount(0.01, "share"), description="Share of the steps, or steps or tokens.", examples=["1%", "200 steps"]
+        default=Amount(0.01, "share"),
+        description="Share of the steps, or steps or tokens.",
+        examples=["1%", "200 steps"],
     )
     min_lr_ratio: Ratio = Field(default=0.1, description="Learning rate at the end, as a part of `lr`.")
 
@@ -176,13 +184,15 @@ class OffloadConfig(Section):
 class StrategyConfig(Section):
     """`auto`, `single`, `ddp`, or `deepspeed` with a ZeRO stage; the short form `zero-2` means the latter."""
 
-    kind: str = Field(default="auto", description="auto (the simplest that fits), single, ddp, deepspeed; or zero-0 to zero-3.")
+    kind: str = Field(
+        default="auto", description="auto (the simplest that fits), single, ddp, deepspeed, zero-0 to -3."
+    )
     stage: Stage | None = Field(default=None, description="ZeRO stage of deepspeed; null: the lowest that fits.")
     offload: OffloadConfig = Field(default=OffloadConfig(), description="What waits in host memory.")
     reduce_bucket: Count | None = Field(default=None, description="Elements reduced together.")
     allgather_bucket: Count | None = Field(default=None, description="Elements gathered together.")
     prefetch_bucket: Count | None = Field(default=None, description="Elements fetched ahead; stage 3.")
-    persistence_threshold: Count | None = Field(default=None, description="Smaller parameters stay whole; elements, stage 3.")
+    persistence_threshold: Count | None = Field(default=None, description="Smaller ones stay whole; elements, stage 3.")
     overlap_comm: bool | Auto = Field(default="auto", description="Reduce gradients while the backward pass runs.")
 
 
@@ -190,7 +200,9 @@ class CheckpointConfig(Section):
     """When the state is saved, and how many are kept."""
 
     every: Interval | Auto | None = Field(
-        default="auto", description="Steps, tokens or a time between checkpoints; null: at the end only.", examples=["30 min"]
+        default="auto",
+        description="Steps, tokens or a time between checkpoints; null: at the end only.",
+        examples=["30 min"],
     )
     keep: Positive = Field(default=3, description="Complete checkpoints to keep.")
     at_end: bool = Field(default=True, description="Save after the last step.")
@@ -230,7 +242,7 @@ class RunConfig(Section):
     data: DataConfig = Field(description="The data.", examples=['{train: "corpus/**/*.txt", eval: 0.5%}'])
     task: TaskConfig = Field(default=TaskConfig(), description="What is learnt.")
     train: TrainConfig = Field(
-       default= description="Length, sequence and batch.",
+        description="Length, sequence and batch.",
         examples=["{length: 500 steps, sequence: 1024, global_batch: 64 sequences}"],
     )
     optimizer: OptimizerConfig = Field(description="Optimizer and learning rate.", examples=["{lr: 6e-4}"])
