@@ -1,4 +1,4 @@
-"""How a model is spread over ranks. A strategy prepares an engine; an engine trains, evaluates, gives and takes state."""
+"""How a model is spread over ranks: a strategy prepares an engine, which trains, evaluates, gives and takes state."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ class StepResult:
     grad_norm: float  # global, before clipping
     applied: bool  # False: discarded by the guard or a loss-scale overflow
     tokens: int  # real tokens, global
+    lr: float  # read back from the optimizer after the step
     loss_scale: float = 1.0
 
 

@@ -69,7 +69,7 @@ class SchedulePlan(Part):
 
 
 class OptimizerPlan(Part):
-    kind: Literal["adamw", "adam", "sgd", "adagrad"]
+    kind: Literal["adamw", "adam", "sgd", "rmsprop"]
     betas: tuple[float, float]
     eps: float
     momentum: float

@@ -1,0 +1,54 @@
+"""The few collectives that Headway issues itself; with one process and no group they are the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def world() -> tuple[int, int]:
+    """(rank, world size); (0, 1) without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def sum_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Add each named value over all ranks, in float64; every rank gives the same names in the same order."""
+    names = list(values)
+    tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
+    if world()[1] > 1:
+        dist.all_reduce(tensor)
+    return dict(zip(names, tensor.tolist(), strict=True))
+
+
+def agree(flag: bool, device: torch.device) -> bool:
+    """True on every rank if it is True on any: a stop request seen by one rank stops all at the same step."""
+    return sum_over_ranks({"flag": float(flag)}, device)["flag"] > 0
+
+
+def barrier() -> None:
+    if world()[1] > 1:
+        dist.barrier()
+
+
+def gather_on_first(value: Any) -> list[Any] | None:
+    """Every rank's (picklable) value, on rank 0; None elsewhere."""
+    rank, size = world()
+    if size == 1:
+        return [value]
+    gathered: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object(value, gathered)
+    return gathered
+
+
+def broadcast_from_first(value: Any) -> Any:
+    """Rank 0's (picklable) value, on every rank."""
+    if world()[1] == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
