@@ -1,0 +1,240 @@
+"""From the run file's `model` section to a complete transformers config, as JSON. No torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from headway.config.schema import ModelArch, ModelConfig
+from headway.errors import ConfigError, ModelError, Problem
+from headway.facts.architectures import ARCHITECTURES, SCRATCH, Arch
+from headway.facts.hub import hub_snapshot
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FFN_MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """The resolved model: config, folder and revision of the weights (None from scratch), notes for the user."""
+
+    config: dict[str, Any]
+    path: Path | None = None
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def resolve_model_config(model: ModelConfig, *, vocab: int, sequence: int, base: Path) -> dict[str, Any]:
+    """The complete transformers config of the run's model, as `config.json` would hold it.
+
+    Args:
+        vocab: entries of the tokenizer.
+        sequence: tokens of a training sample.
+        base: the run file's folder; `model.from` is relative to it.
+
+    Raises:
+        ConfigError: the short words do not make a legal model (all problems at once).
+        ModelError: a pretrained model is absent, unreadable, or does not fit the tokenizer or the sequence.
+    """
+    return resolve_model(model, vocab=vocab, sequence=sequence, base=base).config
+
+
+def resolve_model(model: ModelConfig, *, vocab: int, sequence: int, base: Path) -> ModelOrigin:
+    """As `resolve_model_config`, with the folder, the revision and notes that the plan and the checks show."""
+    if model.config is not None:
+        return ModelOrigin(scratch_config(model.config, vocab=vocab, sequence=sequence))
+    if model.from_ is None:
+        fix = "write model.config (from scratch) or model.from (a folder or a Hub id)"
+        raise ConfigError(problems=[Problem("model", "needs one of `config` and `from`", fix=fix)])
+    folder, revision, notes = locate_pretrained(model.from_, model.revision, base)
+    config = read_config(folder)
+    check_fit(config, vocab=vocab, sequence=sequence, where=str(folder))
+    return ModelOrigin(config, folder, revision, (*notes, *sequence_notes(config, sequence)))
+
+
+def locate_pretrained(name: str, revision: str | None, base: Path) -> tuple[Path, str | None, tuple[str, ...]]:
+    """(folder, revision, notes) of a local folder or a Hub id. Raises ModelError if it is neither."""
+    folder = (base / Path(name).expanduser()).resolve()
+    if folder.is_dir():
+        notes = (f"model.revision {revision} has no meaning for the local folder {name}",) if revision else ()
+        return folder, None, notes
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        raise ModelError(f"model.from = {name!r}: there is no folder {folder}", fix="give a model folder or a Hub id")
+    snapshot = hub_snapshot(name, revision)
+    return snapshot.path, snapshot.revision, snapshot.notes
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model folder. Raises ModelError if it is absent, not JSON, or names no model_type."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fix = "point model.from at a folder that save_pretrained wrote"
+        raise ModelError(f"{folder} is not a model folder: config.json: {error.strerror}", fix=fix) from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON: {error}", fix="save the model again, or restore the file") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):  # pyright: ignore[reportUnknownMemberType]
+        raise ModelError(f"{file} has no model_type", fix="save the model with transformers' save_pretrained")
+    return config  # pyright: ignore[reportUnknownVariableType]
+
+
+def value_of(config: dict[str, Any], word: str) -> Any:
+    """A config's value for one of the run file's words (`vocab`, `max_sequence`, ...), by its architecture's key."""
+    arch = ARCHITECTURES.get(str(config.get("model_type")))
+    keys = [arch.key(word)] if arch else []
+    for name in [*keys, Arch("", "rms", gated=True).key(word)]:
+        if config.get(name) is not None:
+            return config[name]
+    return arch.defaults.get(arch.key(word)) if arch else None
+
+
+def uses_rotary(config: dict[str, Any]) -> bool:
+    """Whether positions are rotary: the weights hold no longest sequence. Unknown architectures count as rotary."""
+    arch = ARCHITECTURES.get(str(config.get("model_type")))
+    return arch.rotary if arch else True
+
+
+def check_fit(config: dict[str, Any], *, vocab: int, sequence: int, where: str) -> None:
+    """Tokenizer against embedding, sequence against learned positions. Raises ModelError with every problem."""
+    problems: list[Problem] = []
+    rows, longest = value_of(config, "vocab"), value_of(config, "max_sequence")
+    if isinstance(rows, int) and vocab > rows:
+        rule = f"the tokenizer has {vocab} entries, but the model's embedding only {rows} rows ({where})"
+        problems.append(Problem("model.tokenizer", rule, fix="use the tokenizer that belongs to the model"))
+    if isinstance(longest, int) and sequence > longest and not uses_rotary(config):
+        rule = f"the model has learned positions for {longest} tokens and no more ({where})"
+        problems.append(Problem("train.sequence", rule, sequence, f"train.sequence={longest}"))
+    if problems:
+        raise ModelError(problems=problems)
+
+
+def sequence_notes(config: dict[str, Any], sequence: int) -> tuple[str, ...]:
+    """What to say of a sequence that rotary positions allow but the model was not made for."""
+    longest = value_of(config, "max_sequence")
+    if isinstance(longest, int) and sequence > longest and uses_rotary(config):
+        return (
+            f"train.sequence {sequence} is longer than the {longest} positions the model was made for: rotary "
+            "positions allow it, but quality beyond them has to be learnt (or scaled in, by rope_parameters)",
+        )
+    return ()
+
+
+def scratch_config(arch: ModelArch, *, vocab: int, sequence: int) -> dict[str, Any]:
+    """A complete config from the run file's short words. Raises ConfigError with every problem at once."""
+    row = ARCHITECTURES.get(arch.arch) if arch.arch in SCRATCH else None
+    if row is None:
+        near = get_close_matches(arch.arch.lower().replace("-", "_"), SCRATCH, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(SCRATCH)}"
+        fix = "for any other, give model.from a folder with its config.json"
+        raise ConfigError(
+            problems=[Problem("model.config.arch", f"is not a known architecture; {hint}", arch.arch, fix)]
+        )
+    problems = _head_problems(arch, row) + _size_problems(arch, vocab, sequence)
+    config = _written(arch, row, vocab, sequence)
+    problems += [
+        Problem(
+            f"model.config.extra.{key}",
+            f"is already set, to {config[key]!r}",
+            value,
+            "say it once: drop one of the two",
+        )
+        for key, value in arch.extra.items()
+        if key in _said_by_words(row)
+    ]
+    if problems:
+        raise ConfigError(problems=problems)
+    config |= arch.extra
+    return config
+
+
+def _written(arch: ModelArch, row: Arch, vocab: int, sequence: int) -> dict[str, Any]:
+    # Special tokens come from the tokenizer: transformers' own defaults (50256 for gpt2, pad 0 for gemma) are rows of
+    # another vocabulary, and a pad id in the config freezes that embedding row at zero.
+    config: dict[str, Any] = {
+        "model_type": arch.arch,
+        "architectures": [row.causal_lm],
+        row.key("vocab"): vocab if arch.vocab == "auto" else arch.vocab,
+        row.key("hidden"): arch.hidden,
+        row.key("layers"): arch.layers,
+        row.key("heads"): arch.heads,
+        row.key("ffn"): arch.ffn or default_ffn(arch.hidden, gated=row.gated),
+        row.key("max_sequence"): sequence if arch.max_sequence == "auto" else arch.max_sequence,
+        row.key("tie_embeddings"): arch.tie_embeddings if "tie_embeddings" in arch.model_fields_set else row.tied,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if row.kv:
+        config[row.key("kv_heads")] = arch.kv_heads or arch.heads
+    if row.head_dim_key:
+        config["head_dim"] = arch.hidden // arch.heads
+    if arch.arch == "gemma2":
+        config["query_pre_attn_scalar"] = arch.extra.get("head_dim", config["head_dim"])
+    return config | dict.fromkeys(row.dropout, arch.dropout) | row.scratch
+
+
+def default_ffn(hidden: int, *, gated: bool) -> int:
+    """Width of the MLP: 4 x hidden; gated, 8/3 x hidden, for the third matrix then costs what the wider two would.
+
+    (3 x 8/3 = 2 x 4: Shazeer 2020, 'GLU Variants Improve Transformer'.) Rounded up to a multiple of 64, the tile of
+    matrix units in every 16-bit precision.
+    """
+    if not gated:
+        return 4 * hidden
+    return -(-8 * hidden // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE
+
+
+def _said_by_words(row: Arch) -> set[str]:
+    words = ("vocab", "hidden", "layers", "heads", "kv_heads", "ffn", "max_sequence", "tie_embeddings")
+    return {row.key(word) for word in words if word != "kv_heads" or row.kv} | set(row.dropout) | {"model_type"}
+
+
+def _head_problems(arch: ModelArch, row: Arch) -> list[Problem]:
+    problems: list[Problem] = []
+    free = row.head_dim_free and "head_dim" in arch.extra
+    if arch.hidden % arch.heads and not free:
+        rule = f"must divide model.config.hidden ({arch.hidden} is not a multiple of {arch.heads})"
+        near = " or ".join(f"model.config.heads={n}" for n in nearest(arch.heads, divisors(arch.hidden)))
+        multiple = round(arch.hidden / arch.heads) * arch.heads or arch.heads
+        problems.append(Problem("model.config.heads", rule, arch.heads, f"{near}, or model.config.hidden={multiple}"))
+    elif row.rotary and (head := arch.extra.get("head_dim", arch.hidden // arch.heads)) % 2:
+        rule = f"gives heads of {head} dimensions: rotary positions turn pairs, so the number must be even"
+        even = [n for n in divisors(arch.hidden) if arch.hidden // n % 2 == 0]
+        near = " or ".join(f"model.config.heads={n}" for n in nearest(arch.heads, even))
+        problems.append(Problem("model.config.heads", rule, arch.heads, near or "use an even model.config.hidden"))
+    if arch.kv_heads is not None and not row.kv and arch.kv_heads != arch.heads:
+        rule = f"{arch.arch} has as many key and value heads as heads"
+        problems.append(Problem("model.config.kv_heads", rule, arch.kv_heads, "drop model.config.kv_heads"))
+    elif arch.kv_heads is not None and arch.heads % arch.kv_heads:
+        rule = f"must divide model.config.heads ({arch.heads} is not a multiple of {arch.kv_heads})"
+        near = " or ".join(f"model.config.kv_heads={n}" for n in nearest(arch.kv_heads, divisors(arch.heads)))
+        problems.append(Problem("model.config.kv_heads", rule, arch.kv_heads, near))
+    return problems
+
+
+def _size_problems(arch: ModelArch, vocab: int, sequence: int) -> list[Problem]:
+    problems: list[Problem] = []
+    if arch.vocab != "auto" and arch.vocab < vocab:
+        rule = f"the tokenizer has {vocab} entries, but the embedding would have only {arch.vocab} rows"
+        problems.append(Problem("model.config.vocab", rule, arch.vocab, f"model.config.vocab={vocab}, or leave it out"))
+    if arch.max_sequence != "auto" and arch.max_sequence < sequence:
+        rule = f"is shorter than train.sequence ({sequence})"
+        fix = f"model.config.max_sequence={sequence}, or train.sequence={arch.max_sequence}"
+        problems.append(Problem("model.config.max_sequence", rule, arch.max_sequence, fix))
+    return problems
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def nearest(wanted: int, legal: list[int], count: int = 2) -> list[int]:
+    """The legal values next to the wanted one, in order."""
+    return sorted(sorted(legal, key=lambda n: (abs(n - wanted), n))[:count])

@@ -1,0 +1,179 @@
+"""What the planner must know of a model, counted from its config alone: exact formulas, or a probe for the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from headway.errors import ModelError
+from headway.facts.architectures import ARCHITECTURES, Arch
+from headway.facts.model_config import value_of
+from headway.facts.schema import ModelShape
+
+_PROBE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """A config's numbers, with its architecture's own defaults where a key is absent."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    positions: int
+    tied: bool
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        """Width of all key heads together; the value heads have the same."""
+        return self.kv_heads * self.head_dim
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """Parameter counts and dimensions of a transformers config (the content of config.json).
+
+    llama, mistral, qwen2, qwen3, gemma, gemma2, gpt2, gpt_neox, phi and bert by formula, exact; any other
+    architecture is built on the meta device by `python -m headway.model.probe`, in a process of its own.
+
+    Raises:
+        ModelError: a needed field is missing, or the probe cannot build the model.
+    """
+    arch = ARCHITECTURES.get(str(config.get("model_type")))
+    if arch is None or "quantization_config" in config or config.get("add_cross_attention"):
+        return probe_shape(config)
+    size = read_dimensions(config, arch)
+    block = _block(config, size, arch)
+    embedding = size.vocab * size.hidden
+    head, extra = _head(config, size)
+    total = embedding + head + extra + size.layers * block
+    return ModelShape(
+        arch=str(config["model_type"]),
+        parameters=total,
+        trainable_parameters=total,
+        embedding_parameters=embedding + head,
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        ffn=size.ffn,
+        vocab=size.vocab,
+        max_sequence=size.positions,
+        tied=size.tied,
+        largest_layer_parameters=max(block, embedding),
+        estimated=True,
+    )
+
+
+def read_dimensions(config: dict[str, Any], arch: Arch) -> Dimensions:
+    """The config's numbers. Raises ModelError naming every needed field that is missing."""
+
+    def read(word: str) -> Any:
+        return value_of(config, word)
+
+    needed = ("vocab", "hidden", "layers", "heads")
+    ffn_by_rule = arch.key("ffn") == "n_inner"  # gpt2 leaves it null for 4 x hidden
+    missing = [arch.key(w) for w in (*needed, *(() if ffn_by_rule else ("ffn",))) if not isinstance(read(w), int)]
+    if missing:
+        name = config["model_type"]
+        raise ModelError(f"the {name} config has no {', '.join(missing)}", fix="add them to the model's config.json")
+    hidden, heads = int(read("hidden")), int(read("heads"))
+    return Dimensions(
+        vocab=int(read("vocab")),
+        hidden=hidden,
+        layers=int(read("layers")),
+        heads=heads,
+        kv_heads=int(read("kv_heads") or heads) if arch.kv else heads,
+        head_dim=int((read("head_dim") if arch.kv else None) or hidden // heads),
+        ffn=int(read("ffn") or 4 * hidden),
+        positions=int(read("max_sequence") or 0),
+        tied=bool(read("tie_embeddings")),
+    )
+
+
+def _block(config: dict[str, Any], size: Dimensions, arch: Arch) -> int:
+    """Parameters of one transformer block."""
+    model = str(config["model_type"])
+    norm = size.hidden * (2 if arch.norm == "layer" else 1)
+    norms = {"gemma2": 4, "phi": 1}.get(model, 2) * norm  # phi: attention and MLP in parallel behind one norm
+    return norms + _attention(config, size, model) + _mlp(config, size, arch, model)
+
+
+def _attention(config: dict[str, Any], size: Dimensions, model: str) -> int:
+    query, key_value, hidden = size.query, size.key_value, size.hidden
+    weights = hidden * (query + 2 * key_value) + query * hidden
+    bias_in, bias_out = query + 2 * key_value, hidden
+    by_key = bool(config.get("attention_bias", ARCHITECTURES[model].defaults.get("attention_bias", False)))
+    if model == "qwen2":
+        return weights + bias_in
+    if model in ("gpt2", "bert", "phi"):
+        norms = 4 * size.head_dim if model == "phi" and config.get("qk_layernorm") else 0
+        return weights + bias_in + bias_out + norms
+    if model == "mistral":
+        return weights
+    norms = 2 * size.head_dim if model == "qwen3" else 0
+    return weights + norms + (bias_in + bias_out if by_key else 0)
+
+
+def _mlp(config: dict[str, Any], size: Dimensions, arch: Arch, model: str) -> int:
+    if not arch.gated:
+        return 2 * size.hidden * size.ffn + size.ffn + size.hidden
+    biases = 2 * size.ffn + size.hidden if model == "llama" and config.get("mlp_bias") else 0
+    return 3 * size.hidden * size.ffn + biases
+
+
+def _head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
+    """(output head without what it shares with the embedding, everything else outside of the blocks)."""
+    model = str(config["model_type"])
+    arch = ARCHITECTURES[model]
+    matrix = 0 if size.tied else size.vocab * size.hidden
+    final_norm = size.hidden * (2 if arch.norm == "layer" else 1)
+    if model == "bert":  # masked LM: transform and its norm before the head; word, position and segment embeddings
+        segments = int(value_of(config, "max_sequence")) + int(config.get("type_vocab_size", 2))
+        transform = size.hidden * size.hidden + size.hidden + final_norm
+        unused_bias = 0 if size.tied else size.vocab  # untied, transformers keeps the predictions' bias beside the head's
+        return matrix + size.vocab, segments * size.hidden + final_norm + transform + unused_bias
+    if model == "gpt2":
+        return matrix, size.positions * size.hidden + final_norm
+    return matrix + (size.vocab if model == "phi" else 0), final_norm
+
+
+def probe_shape(config: dict[str, Any]) -> ModelShape:
+    """Build the model on the meta device in a process of its own and count. Raises ModelError with its words."""
+    name = config.get("model_type", "?")
+    with tempfile.TemporaryDirectory(prefix="headway-probe-") as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
+        command = [sys.executable, "-m", "headway.model.probe", str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            what = f"the probe of the model {name!r} did not end within {_PROBE_SECONDS:.0f} s"
+            raise ModelError(what, fix=f"run `{' '.join(command[1:])}` by hand to see where it hangs") from error
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        try:
+            return ModelShape.model_validate_json(lines[-1])
+        except ValidationError as error:
+            raise ModelError(f"the probe of the model {name!r} gave no readable shape: {error}") from error
+    said = done.stderr.strip().splitlines()
+    fix = "check config.json; the architecture must be one that the installed transformers knows"
+    raise ModelError(
+        f"the model {name!r} cannot be built from its config: {said[-1] if said else 'no message'}", fix=fix
+    )
