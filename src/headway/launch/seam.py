@@ -15,7 +15,7 @@ class JobSpec:
 
     run_dir: Path
     launch: LaunchPlan
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     resume: bool = False
 
 
