@@ -1,0 +1,277 @@
+"""Rules between keys that need nothing but the run file. A table: each rule names the sections that it reads.
+
+A rule runs when all its sections could be read, so one bad key does not hide what is wrong elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, cast
+
+from headway.config.schema import (
+    DataConfig,
+    LaunchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SourceConfig,
+    StrategyConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from headway.errors import Problem
+from headway.registry import kinds
+from headway.units import Amount, format_count
+
+Rule = Callable[..., Iterable[Problem]]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _known_kind(key: str, kind: str, legal: list[str]) -> Iterator[Problem]:
+    if kind in legal or ":" in kind:
+        return
+    near = get_close_matches(kind.lower(), legal, n=1)
+    fix = f"did you mean {near[0]}?" if near else "or name your own as package.module:Class"
+    yield Problem(key, f"must be one of: {', '.join(legal)}", kind, fix)
+
+
+# --- model and data --------------------------------------------------------------------------------------------------
+
+
+def _revision(model: ModelConfig) -> Iterator[Problem]:
+    if model.revision is not None and model.from_ is None:
+        yield Problem("model.revision", "has a meaning only with model.from", model.revision, "remove it")
+
+
+def _tokenizer_needed(model: ModelConfig, data: DataConfig) -> Iterator[Problem]:
+    if model.config is not None and model.tokenizer is None and data.train.kind != "synthetic":
+        fix = "tokenizer: {train: 32k} to train one on the data, or {from: ./folder}"
+        yield Problem("model.tokenizer", "is required for a model from scratch", fix=fix)
+
+
+def _arch(model: ModelConfig) -> Iterator[Problem]:
+    arch = model.config
+    if arch is None:
+        return
+    if arch.hidden % arch.heads and "head_dim" not in arch.extra:
+        near = min((n for n in range(1, arch.hidden + 1) if arch.hidden % n == 0), key=lambda n: abs(n - arch.heads))
+        rule = f"must divide model.config.hidden ({arch.hidden})"
+        yield Problem("model.config.heads", rule, arch.heads, f"{near} does")
+    if arch.kv_heads and arch.heads % arch.kv_heads:
+        rule = f"must divide model.config.heads ({arch.heads})"
+        yield Problem("model.config.kv_heads", rule, arch.kv_heads)
+    trained = model.tokenizer.train if model.tokenizer else None
+    if trained and arch.vocab != "auto" and trained > arch.vocab:
+        rule = f"is smaller than the tokenizer that is trained ({trained} entries)"
+        yield Problem("model.config.vocab", rule, arch.vocab, "leave it out, or train a smaller tokenizer")
+
+
+def _sequence_fits(model: ModelConfig, train: TrainConfig) -> Iterator[Problem]:
+    longest = model.config.max_sequence if model.config else "auto"
+    if longest != "auto" and longest < train.sequence:
+        rule = f"is longer than model.config.max_sequence ({longest})"
+        yield Problem("train.sequence", rule, train.sequence, "raise max_sequence, or shorten the sequence")
+
+
+def _sources(data: DataConfig) -> Iterator[Problem]:
+    sources = {"data.train": data.train}
+    if isinstance(data.eval, SourceConfig):
+        sources["data.eval"] = data.eval
+    for key, source in sources.items():
+        yield from _known_kind(f"{key}.kind", source.kind, ["auto", *kinds("data")])
+        if source.kind == "synthetic" and source.paths:
+            yield Problem(f"{key}.paths", "has no meaning with kind: synthetic", fix="remove one of the two")
+        elif source.kind in ("auto", *kinds("data")) and source.kind != "synthetic" and not source.paths:
+            fix = f'for example {key.rpartition(".")[2]}: ["corpus/**/*.txt"]'
+            yield Problem(key, "names no files", fix=fix)
+
+
+def _task_kind(task: TaskConfig) -> Iterator[Problem]:
+    yield from _known_kind("task.kind", task.kind, kinds("task"))
+
+
+# --- length and batch ------------------------------------------------------------------------------------------------
+
+
+def _batch_tokens(train: TrainConfig) -> float:
+    batch = train.global_batch
+    return batch.value if batch.unit == "tokens" else batch.value * train.sequence
+
+
+def _tokens(amount: Amount, train: TrainConfig) -> float | None:
+    """Tokens of an amount where the file alone tells; None for epochs, shares and times."""
+    if amount.unit == "steps":
+        return amount.value * _batch_tokens(train)
+    return {"tokens": amount.value, "sequences": amount.value * train.sequence}.get(amount.unit)
+
+
+def _batch_holds_a_sequence(train: TrainConfig) -> Iterator[Problem]:
+    if _batch_tokens(train) < train.sequence:
+        rule = f"is less than one sequence ({train.sequence} tokens)"
+        yield Problem("train.global_batch", rule, str(train.global_batch), "raise it, or shorten train.sequence")
+
+
+def _length_holds_a_step(train: TrainConfig) -> Iterator[Problem]:
+    length = _tokens(train.length, train)
+    if length is not None and length < _batch_tokens(train):
+        rule = f"is less than one step ({format_count(_batch_tokens(train))} tokens, train.global_batch)"
+        yield Problem("train.length", rule, str(train.length), "train longer, or in smaller batches")
+
+
+def _warmup_ends(train: TrainConfig, optimizer: OptimizerConfig) -> Iterator[Problem]:
+    warmup, length = _tokens(optimizer.warmup, train), _tokens(train.length, train)
+    if warmup is not None and length is not None and warmup >= length:
+        rule = f"is not shorter than the run (train.length = {train.length})"
+        yield Problem("optimizer.warmup", rule, str(optimizer.warmup), "for example warmup: 1%")
+
+
+def _evaluation_has_data(train: TrainConfig, data: DataConfig) -> Iterator[Problem]:
+    if isinstance(train.eval_every, Amount) and not data.eval:
+        fix = "add eval: 0.5% to data, or remove eval_every"
+        yield Problem("train.eval_every", "has nothing to evaluate: data.eval is not set", str(train.eval_every), fix)
+
+
+# --- strategy and launch ---------------------------------------------------------------------------------------------
+
+_DEEPSPEED_ONLY = ("reduce_bucket", "allgather_bucket", "prefetch_bucket", "persistence_threshold")
+_STAGE_3_ONLY = ("prefetch_bucket", "persistence_threshold")
+
+
+def _strategy_kind(strategy: StrategyConfig) -> Iterator[Problem]:
+    kind = strategy.kind
+    if kind.lower().startswith("zero"):
+        if strategy.stage is not None:
+            rule = f"and strategy.stage ({strategy.stage}) name two stages"
+            yield Problem("strategy.kind", rule, kind, f"write strategy: zero-{strategy.stage}")
+        else:
+            yield Problem("strategy.kind", "is no stage of ZeRO", kind, "write zero-0, zero-1, zero-2 or zero-3")
+        return
+    yield from _known_kind("strategy.kind", kind, ["auto", *kinds("strategy"), "zero-0", "zero-1", "zero-2", "zero-3"])
+
+
+def _only_deepspeed(strategy: StrategyConfig) -> Iterator[Problem]:
+    """Stage, offload and buckets are DeepSpeed's: with ddp they would be silently without effect."""
+    kind, stage = strategy.kind, strategy.stage
+    if kind == "deepspeed" or kind.lower().startswith("zero") or ":" in kind:
+        return
+    if stage is not None:
+        yield Problem("strategy.stage", f"has no effect with kind: {kind}", stage, f"write strategy: zero-{stage}")
+    for part, stages in (("optimizer", "zero-2"), ("parameters", "zero-3")):
+        if getattr(strategy.offload, part) != "none":
+            fix = f"write strategy: {{kind: {stages}, offload: ...}}"
+            yield Problem(f"strategy.offload.{part}", f"needs DeepSpeed; the kind is {kind}", "cpu", fix)
+    for name in _DEEPSPEED_ONLY:
+        if (value := getattr(strategy, name)) is not None:
+            yield Problem(
+                f"strategy.{name}", f"has no effect with kind: {kind}", value, "write kind: zero-2, or remove it"
+            )
+
+
+def _needs_stage(strategy: StrategyConfig) -> Iterator[Problem]:
+    if strategy.kind != "deepspeed":
+        return
+    stage = strategy.stage
+    if strategy.offload.parameters != "none" and stage != 3:
+        rule = f"needs ZeRO stage 3; the stage is {'not set' if stage is None else stage}"
+        yield Problem("strategy.offload.parameters", rule, "cpu", "write kind: zero-3, or offload the optimizer only")
+    if strategy.offload.optimizer != "none" and stage == 0:
+        rule = "needs ZeRO stage 1, 2 or 3; the stage is 0"
+        yield Problem("strategy.offload.optimizer", rule, "cpu", "write kind: zero-2")
+    for name in _STAGE_3_ONLY:
+        if (value := getattr(strategy, name)) is not None and stage not in (3, None):
+            rule = f"has no effect below ZeRO stage 3; the stage is {stage}"
+            yield Problem(f"strategy.{name}", rule, value, "write kind: zero-3, or remove it")
+
+
+def _launch(launch: LaunchConfig, strategy: StrategyConfig) -> Iterator[Problem]:
+    yield from _known_kind("launch.kind", launch.kind, kinds("launch"))
+    if launch.gpus is not None and launch.device == "cpu":
+        yield Problem("launch.gpus", "contradicts launch.device: cpu", launch.gpus, "write processes, or remove device")
+    started = launch.gpus or launch.processes or 1
+    if strategy.kind == "single" and started > 1:
+        key = "launch.gpus" if launch.gpus else "launch.processes"
+        yield Problem(key, "is more than strategy: single can use", started, "write strategy: ddp, or 1 here")
+
+
+def _device_can(launch: LaunchConfig, train: TrainConfig, model: ModelConfig) -> Iterator[Problem]:
+    if launch.device != "cpu":
+        return
+    if train.precision == "fp16":
+        fix = "write precision: fp32 (exact) or bf16 (slow on most CPUs)"
+        yield Problem("train.precision", "cannot be trained on a CPU", "fp16", fix)
+    if train.tf32 is True:
+        yield Problem("train.tf32", "has no effect on a CPU", True, "remove it, or write auto")
+    if model.attention == "flash":
+        yield Problem("model.attention", "has no kernel on a CPU", "flash", "write sdpa, or leave it out")
+
+
+def _trackers(track: tuple[str, ...]) -> Iterator[Problem]:
+    for index, kind in enumerate(track):
+        yield from _known_kind(f"track[{index}]", kind, kinds("track"))
+
+
+def _name(name: str | None) -> Iterator[Problem]:
+    if name is not None and not _NAME.fullmatch(name):
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "my-run"
+        yield Problem("name", "becomes a folder: letters, digits, dot, dash and underscore only", name, f"name: {safe}")
+
+
+RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
+    (("name",), _name),
+    (("model",), _revision),
+    (("model", "data"), _tokenizer_needed),
+    (("model",), _arch),
+    (("model", "train"), _sequence_fits),
+    (("data",), _sources),
+    (("task",), _task_kind),
+    (("train",), _batch_holds_a_sequence),
+    (("train",), _length_holds_a_step),
+    (("train", "optimizer"), _warmup_ends),
+    (("train", "data"), _evaluation_has_data),
+    (("strategy",), _strategy_kind),
+    (("strategy",), _only_deepspeed),
+    (("strategy",), _needs_stage),
+    (("launch", "strategy"), _launch),
+    (("launch", "train", "model"), _device_can),
+    (("track",), _trackers),
+)
+
+
+# (section, alternatives, whether one of them is needed, fix): judged on the raw values, so nothing can hide them.
+ALTERNATIVES = (
+    (
+        "model",
+        ("from", "config"),
+        True,
+        "from: a pretrained folder or Hub id; config: {arch: llama, ...} for a new model",
+    ),
+    ("model.tokenizer", ("from", "train"), True, "for example tokenizer: {train: 32k}"),
+    ("launch", ("gpus", "processes"), False, "keep one: gpus starts one process each"),
+)
+
+
+def broken_alternatives(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Sections that give two of a set of alternatives, or none where one is needed."""
+    for key, names, needed, fix in ALTERNATIVES:
+        section: Any = data
+        for part in key.split("."):
+            section = section.get(part) if isinstance(section, Mapping) else None
+        if not isinstance(section, Mapping):
+            continue
+        given = [name for name in names if cast("Mapping[str, Any]", section).get(name) is not None]
+        if len(given) > 1:
+            yield Problem(key, f"has both {' and '.join(given)}: give one", fix=fix)
+        elif needed and not given:
+            yield Problem(key, f"needs {' or '.join(names)}", fix=fix)
+
+
+def broken_rules(sections: Mapping[str, Any]) -> list[Problem]:
+    """The Problems (without `where`) of every rule whose sections are all given."""
+    return [
+        problem
+        for names, rule in RULES
+        if all(name in sections for name in names)
+        for problem in rule(*(sections[name] for name in names))
+    ]
