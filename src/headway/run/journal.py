@@ -25,8 +25,7 @@ class Journal:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         size_bytes = os.fstat(self._descriptor).st_size
         # A torn last line gets its line end, else the next line would be lost with it.
-        if size_bytes and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
+        self._torn = size_bytes > 0 and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n"
 
     def __enter__(self) -> Journal:
         return self
@@ -36,10 +35,12 @@ class Journal:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line, in one write."""
-        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":")) + "\n"
-        content = text.encode()
-        while content:  # a second turn only where a full disk or a signal cut the first
+        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        content = (("\n" if self._torn else "") + text + "\n").encode()
+        self._torn = True
+        while content:  # a second turn only where a disk that fills up cut the first
             content = content[os.write(self._descriptor, content) :]
+        self._torn = False
 
     def event(self, name: str, **fields: Any) -> None:
         """Add {"time": now, "event": name, ...}."""
