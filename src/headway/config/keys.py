@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from headway.config.reader import KeyPath, dotted
 from headway.config.schema import RunConfig, Section
 
-# What other trainers call it. Only words that are no key of Headway's.
+# What other trainers call it.
 ELSEWHERE = {
     "learning_rate": "optimizer.lr",
     "max_lr": "optimizer.lr",
@@ -95,11 +95,6 @@ def field_at(path: KeyPath) -> FieldInfo | None:
     return info
 
 
-def is_free(info: FieldInfo) -> bool:
-    """Whether a field takes any keys."""
-    return info.annotation == dict[str, Any]
-
-
 def unknown_at(path: KeyPath) -> int | None:
     """The index of the first part of `path` that is no key, None if all are known (or in a free mapping)."""
     section: type[Section] | None = RunConfig
@@ -107,7 +102,7 @@ def unknown_at(path: KeyPath) -> int | None:
         info = fields(section).get(str(part)) if section else None
         if info is None:
             return index
-        if is_free(info):
+        if info.annotation == dict[str, Any]:
             return None
         section = section_of(info.annotation)
     return None
@@ -131,6 +126,8 @@ def every_key() -> tuple[str, ...]:
 def suggestion(path: KeyPath) -> tuple[str, str]:
     """(rule, fix) for the unknown key `path`: the near key, the right place, or the list of what is legal."""
     key = str(path[-1])
+    if key.lower() in ELSEWHERE:
+        return "is not a key of Headway", f"write {ELSEWHERE[key.lower()]}"
     homes = [name for name in every_key() if name.rpartition(".")[2] == key]
     parent = field_at(path[:-1]) if len(path) > 1 else None
     section = RunConfig if len(path) == 1 else section_of(parent.annotation) if parent else None
@@ -143,8 +140,6 @@ def suggestion(path: KeyPath) -> tuple[str, str]:
     if near := get_close_matches(key, legal, n=1):
         full = f"{prefix}.{near[0]}" if prefix else near[0]
         return f"is not a key; did you mean {near[0]!r}?", f"write {full}"
-    if key.lower() in ELSEWHERE:
-        return "is not a key of Headway", f"write {ELSEWHERE[key.lower()]}"
     if near := get_close_matches(key, [name.rpartition(".")[2] for name in every_key()], n=1, cutoff=0.8):
         return f"is not a key; did you mean {near[0]!r}?", suggestion((near[0],))[1]
     if not legal:

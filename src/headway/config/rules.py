@@ -255,12 +255,13 @@ ALTERNATIVES = (
 def broken_alternatives(data: Mapping[str, Any]) -> Iterator[Problem]:
     """Sections that give two of a set of alternatives, or none where one is needed."""
     for key, names, needed, fix in ALTERNATIVES:
-        section: Any = data
+        section: Mapping[str, Any] | None = data
         for part in key.split("."):
-            section = section.get(part) if isinstance(section, Mapping) else None
-        if not isinstance(section, Mapping):
+            inner: object = section.get(part) if section else None
+            section = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else None
+        if section is None:
             continue
-        given = [name for name in names if cast("Mapping[str, Any]", section).get(name) is not None]
+        given = [name for name in names if section.get(name) is not None]
         if len(given) > 1:
             yield Problem(key, f"has both {' and '.join(given)}: give one", fix=fix)
         elif needed and not given:

@@ -111,7 +111,7 @@ class DataConfig(Section):
     packing: bool = Field(
         default=True, description="Fill each sequence with whole documents; attention stays inside a document."
     )
-    cache: str = Field(default=".headway/data", description="Folder of the token stores, relative to the run file.")
+    cache: str = Field(default=".headway/data", description="Folder of the token stores.")
     workers: Positive | Auto = Field(default="auto", description="Processes that tokenise; auto: one a core.")
 
 
@@ -237,7 +237,7 @@ class RunConfig(Section):
     """One run file, as the user wrote it."""
 
     name: str | None = Field(default=None, description="Name of the run; default: the run file's.")
-    runs: str = Field(default="runs", description="Folder of the run directories, relative to the run file.")
+    runs: str = Field(default="runs", description="Folder of the run directories.")
     model: ModelConfig = Field(description="The model and its tokenizer.", examples=["./SmolLM2-135M"])
     data: DataConfig = Field(description="The data.", examples=['{train: "corpus/**/*.txt", eval: 0.5%}'])
     task: TaskConfig = Field(default=TaskConfig(), description="What is learnt.")
