@@ -156,7 +156,7 @@ class TrainConfig(Section):
 class OptimizerConfig(Section):
     """AdamW (0.9, 0.95) with decay 0.1 and clipping at 1.0 unless you say otherwise."""
 
-    kind: Literal["adamw", "adam", "sgd", "adagrad"] = Field(default="adamw", description="Optimizer.")
+    kind: Literal["adamw", "adam", "sgd", "rmsprop"] = Field(default="adamw", description="Optimizer.")
     lr: Above = Field(description="Peak learning rate.", examples=[6e-4])
     betas: Betas = Field(default=(0.9, 0.95), description="Adam's decay rates of the first and second moment.")
     eps: Above = Field(default=1e-8, description="Added to the denominator.")

@@ -1,0 +1,290 @@
+"""Memory of one process, item by item: model states, gathered parameters, activations, logits, buckets, runtime.
+
+Sources. Model states: Rajbhandari et al. 2020, 'ZeRO', table 1, with the copies that DeepSpeed 0.19's
+`stage_1_and_2.py` and `stage3.py` really make. Activations: Korthikanti et al. 2022, 'Reducing activation
+recomputation in large transformer models', section 4.1, recounted for gated MLPs, RMS norms and attention kernels that
+keep no score matrix; `tests/unit/test_plan_activations.py` holds the counts to what autograd saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.facts.schema import ClusterFacts, ModelShape
+from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+GIB = 1024**3
+# Kept free of the device: fragmentation of the caching allocator, and whatever else runs there.
+USABLE_SHARE = 0.90
+# Resident set of a process that has torch, transformers and deepspeed imported, gloo up and one matrix product done:
+# 0.37 GiB measured (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24), plus the loader's buffers.
+CPU_RUNTIME_BYTES = int(0.40 * GIB)
+# A CUDA context with cuBLAS and NCCL: 0.5 GiB. The process on the host: the libraries, larger in CUDA builds.
+CUDA_RUNTIME_BYTES = int(0.50 * GIB)
+CUDA_HOST_BYTES = int(2.0 * GIB)
+# Left to the operating system on a CPU-only machine, once a host.
+SYSTEM_BYTES = 1 * GIB
+LOSS_CHUNK_BYTES = 1 * GIB  # fp32 logits above this are computed in pieces
+_CHUNK_MULTIPLE = 256
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """One setting to be judged. `loss_chunk_tokens`: 0 means all of the micro batch at once."""
+
+    shape: ModelShape
+    cluster: ClusterFacts
+    strategy: StrategyPlan
+    optimizer: OptimizerPlan
+    precision: Precision
+    processes: int
+    micro_batch: int
+    sequence: int
+    activation_checkpointing: bool
+    loss_chunk_tokens: int
+    attention: str
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch * self.sequence
+
+    @property
+    def sharded_weights(self) -> bool:
+        """16-bit weights with an fp32 master copy (DeepSpeed), against fp32 weights under autocast."""
+        return self.strategy.kind == "deepspeed" and self.precision != "fp32"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return 4 if self.precision == "fp32" else 2
+
+
+def moments_of(optimizer: OptimizerPlan) -> int:
+    """fp32 numbers that the optimizer keeps of each parameter."""
+    if optimizer.kind == "sgd":
+        return 1 if optimizer.momentum > 0 else 0
+    return {"adamw": 2, "adam": 2}.get(optimizer.kind, 1)
+
+
+def device_limit_bytes(cluster: ClusterFacts, processes: int) -> int:
+    """What one process may use: its GPU less a tenth, or its part of the host less a tenth and the system's own."""
+    if cluster.device == "cuda":
+        return int(USABLE_SHARE * cluster.device_memory_bytes)
+    return int((USABLE_SHARE * cluster.host_memory_bytes - SYSTEM_BYTES) / processes)
+
+
+def host_limit_bytes(cluster: ClusterFacts) -> int:
+    """What all processes of a host may use of its memory together."""
+    return int(USABLE_SHARE * cluster.host_memory_bytes - SYSTEM_BYTES)
+
+
+def estimate_memory(request: MemoryRequest) -> MemoryPlan:
+    """Memory of one process at its peak, item by item."""
+    items = [*model_states(request), *_gathered(request), *_step_items(request), *_buckets(request), _runtime(request)]
+    limit = device_limit_bytes(request.cluster, request.processes)
+    kept = tuple(item for item in items if item.device_bytes or item.host_bytes)
+    return MemoryPlan(items=kept, device_limit_bytes=limit)
+
+
+def fits(memory: MemoryPlan, cluster: ClusterFacts, processes: int) -> bool:
+    """Whether the device holds it, and the host what all its processes put there."""
+    if cluster.device == "cpu":
+        return memory.device_bytes + memory.host_bytes <= memory.device_limit_bytes
+    per_host = min(processes, cluster.devices_per_host)
+    return memory.device_bytes <= memory.device_limit_bytes and memory.host_bytes * per_host <= host_limit_bytes(
+        cluster
+    )
+
+
+def used_bytes(memory: MemoryPlan, cluster: ClusterFacts) -> int:
+    """Bytes that count against the device's limit: on a CPU, offloaded states stay in the same memory."""
+    return memory.device_bytes + (memory.host_bytes if cluster.device == "cpu" else 0)
+
+
+def model_states(request: MemoryRequest) -> list[MemoryItem]:
+    """Parameters, gradients, master copy and optimizer moments.
+
+    P parameters on N ranks, Adam, 16-bit with an fp32 master copy: 16P without sharding, stage 1: 4P + 12P/N,
+    stage 2: 2P + 14P/N, stage 3: 16P/N ('ZeRO', table 1). fp32 without a master copy is 4 + 4 + 8 = 16 bytes too.
+    DeepSpeed's stages 1 and 2 (and any offload) keep a master copy even of fp32 weights: 4P/N more.
+    """
+    strategy, count, ranks = request.strategy, request.shape.parameters, request.processes
+    trained = request.shape.trainable_parameters
+    stage = strategy.stage if strategy.kind == "deepspeed" else 0
+    weight = 2 if request.sharded_weights else 4
+    master = 4 if request.sharded_weights or stage in (1, 2) or strategy.offload_optimizer else 0
+
+    def part(parameters: int, from_stage: int) -> int:
+        return -(-parameters // ranks) if stage >= from_stage else parameters
+
+    states = part(trained, 1) * (master + 4 * moments_of(request.optimizer))
+    weights, gradients = part(count, 3) * weight, part(trained, 2) * weight
+    on_host = strategy.offload_optimizer
+    if on_host:  # the partition in fp32 beside the master copy; stage 3 also keeps it in the weights' precision
+        gradients = part(trained, 1) * (4 + (weight if stage == 3 else 0))
+    items = [
+        _item("parameters", weights, host=strategy.offload_parameters),
+        _item("gradients", gradients, host=on_host),
+        _item("optimizer states", states, host=on_host),
+    ]
+    if strategy.kind != "deepspeed" and request.precision != "fp32":
+        # autocast casts each weight once a micro batch; backward reads the copy
+        items.append(_item("16-bit copies of the weights", 2 * count))
+    return items
+
+
+def _item(name: str, count: int, *, host: bool = False) -> MemoryItem:
+    return MemoryItem(name=name, device_bytes=0 if host else count, host_bytes=count if host else 0)
+
+
+def _gathered(request: MemoryRequest) -> list[MemoryItem]:
+    """Whole parameters that stage 3 holds for a moment: the largest layer and what is fetched ahead of it."""
+    if request.strategy.stage < 3:
+        return []
+    size, strategy = request.shape, request.strategy
+    elements = min(size.parameters, size.largest_layer_parameters + strategy.prefetch_bucket_elements)
+    return [_item("gathered parameters", elements * request.element_bytes)]
+
+
+def _buckets(request: MemoryRequest) -> list[MemoryItem]:
+    """Gradients on their way: one bucket, two where communication overlaps the backward pass (stages 1 and 2).
+
+    DDP's buckets are the gradients themselves (gradient_as_bucket_view).
+    """
+    strategy = request.strategy
+    if strategy.kind != "deepspeed" or strategy.stage == 0:
+        return []
+    buffers = 2 if strategy.overlap_comm and strategy.stage < 3 else 1
+    return [_item("communication buckets", buffers * strategy.reduce_bucket_elements * request.element_bytes)]
+
+
+def _runtime(request: MemoryRequest) -> MemoryItem:
+    if request.cluster.device == "cpu":
+        return MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES)
+    return MemoryItem(name="runtime", device_bytes=CUDA_RUNTIME_BYTES, host_bytes=CUDA_HOST_BYTES)
+
+
+def _step_items(request: MemoryRequest) -> list[MemoryItem]:
+    """Activations and logits at the end of the forward pass; or the update's workspace, which comes after them."""
+    activations, logits = activation_bytes(request), logits_bytes(request)
+    workspace = max(0, update_workspace_bytes(request) - activations - logits)
+    return [
+        _item("activations", activations),
+        _item("logits and loss", logits),
+        _item("update workspace", workspace),
+    ]
+
+
+def update_workspace_bytes(request: MemoryRequest) -> int:
+    """What the update holds beside the states: DeepSpeed flattens its partition of the gradients, in fp32, to step."""
+    if request.strategy.kind != "deepspeed" or request.strategy.stage == 0 or request.strategy.offload_optimizer:
+        return 0
+    return 4 * -(-request.shape.trainable_parameters // request.processes)
+
+
+def activation_bytes(request: MemoryRequest) -> int:
+    """What autograd keeps of one micro batch: every layer, or with checkpointing the layers' inputs and one layer."""
+    layers, tokens = request.shape.layers, request.tokens
+    per_layer = layer_token_bytes(request) * tokens + _score_bytes(request)
+    stream = stream_bytes(request) * request.shape.hidden * tokens
+    edges = 3 * stream  # the embedding's output, the last norm's input and output
+    if request.activation_checkpointing:
+        return layers * stream + per_layer + edges
+    return layers * per_layer + edges + _mask_bytes(request)
+
+
+def stream_bytes(request: MemoryRequest) -> int:
+    """Bytes of a number of the residual stream: autocast keeps it in fp32."""
+    return 2 if request.sharded_weights else 4
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What autograd keeps in one layer beside the arithmetic of its dimensions.
+
+    readers: matrix products that read each norm's output (autocast casts it once for each of them).
+    extra_norms: norms whose output goes back to the stream. attention: kept numbers of a token, in widths of all
+    query heads. mlp: kept numbers of a token, in widths of the MLP.
+    """
+
+    rms: bool = True
+    readers: tuple[int, ...] = (3, 2)
+    extra_norms: int = 0
+    attention: int = 4  # query, key and value (repeated to all heads, as SDPA with a mask needs them), output
+    mlp: int = 4  # gate, its activation, up, their product
+    fp32_normed: bool = False
+    shared_input: bool = False
+
+
+_DEFAULT_KIND = LayerKind()
+_LAYER_KINDS = {
+    "gemma": LayerKind(fp32_normed=True),
+    "gemma2": LayerKind(fp32_normed=True, extra_norms=2),
+    # GELU written out in five operations
+    "gpt2": LayerKind(rms=False, readers=(1, 1), mlp=5),
+    # partial rotary positions: the output is copied for the next product; one norm for attention and MLP
+    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5),
+    # as phi; the value is a view that keeps the fused product alive; both norms read the same input
+    "gpt_neox": LayerKind(rms=False, readers=(1, 1), attention=7, mlp=2, shared_input=True),
+    "bert": LayerKind(rms=False, readers=(3, 1), mlp=2),
+}
+
+
+def layer_token_bytes(request: MemoryRequest) -> int:
+    """Bytes that autograd keeps of one token in one layer, without a score matrix."""
+    shape, e = request.shape, request.element_bytes
+    kind = _LAYER_KINDS.get(shape.arch, _DEFAULT_KIND)
+    query = shape.heads * shape.head_dim
+    attention = kind.attention * query * e
+    if shape.arch == "qwen3":  # norms of query and key: fp32 input and normalised value
+        attention += (4 + e) * (query + shape.kv_heads * shape.head_dim)
+    return _norms_bytes(request, kind) * shape.hidden + attention + kind.mlp * shape.ffn * e
+
+
+def _norms_bytes(request: MemoryRequest, kind: LayerKind) -> int:
+    """Bytes kept of one element of the stream by all norms of a layer and the products behind them.
+
+    An RMS norm is written out: it keeps an fp32 input and the normalised value before the weight. A layer norm is one
+    operation and keeps its input.
+    """
+    stream, e = stream_bytes(request), request.element_bytes
+    kept = 4 + (4 if kind.fp32_normed else stream) if kind.rms else stream
+    autocast = request.precision != "fp32" and not request.sharded_weights
+    outputs = sum(kind.readers) * e if autocast else len(kind.readers) * e
+    inputs = kept * (len(kind.readers) + kind.extra_norms)
+    return inputs + outputs - (stream if kind.shared_input else 0)
+
+
+def _score_bytes(request: MemoryRequest) -> int:
+    """The score matrices of one layer, where the attention kernel keeps them: softmax in fp32, its copy, a soft cap."""
+    if request.attention != "eager":
+        return 0
+    per_score = 4 + (request.element_bytes if request.precision != "fp32" else 0)
+    per_score += request.element_bytes if request.shape.arch == "gemma2" else 0
+    return request.micro_batch * request.shape.heads * request.sequence**2 * per_score
+
+
+def _mask_bytes(request: MemoryRequest) -> int:
+    """The document mask of SDPA and eager attention, [micro_batch, sequence, sequence]; other kernels take lengths."""
+    if request.attention not in ("sdpa", "eager"):
+        return 0
+    return request.micro_batch * request.sequence**2 * (1 + request.element_bytes)
+
+
+def logits_bytes(request: MemoryRequest) -> int:
+    """Logits, their log-softmax and its gradient, for as many tokens as exist at once; fp32 from the softmax on."""
+    tokens = min(request.tokens, request.loss_chunk_tokens or request.tokens)
+    return tokens * request.shape.vocab * (12 + (2 if request.precision != "fp32" else 0))
+
+
+def loss_chunk_for(tokens: int, vocab: int) -> tuple[int, str]:
+    """(tokens whose logits exist at once, reason); 0: all. Chunks keep fp32 logits under 1 GiB."""
+    whole = tokens * vocab * 4
+    size = f"fp32 logits of {tokens} tokens x {vocab} entries are {whole / GIB:.2f} GiB"
+    if whole <= LOSS_CHUNK_BYTES:
+        return 0, size
+    chunk = max(_CHUNK_MULTIPLE, LOSS_CHUNK_BYTES // (4 * vocab) // _CHUNK_MULTIPLE * _CHUNK_MULTIPLE)
+    return chunk, f"{size}; {chunk} tokens at once keep them at {chunk * vocab * 4 / GIB:.2f} GiB"
