@@ -141,11 +141,12 @@ def _git(folder: Path) -> dict[str, Any]:
 
 
 def _bounded_diff(text: str, values: Sequence[str]) -> dict[str, Any]:
-    # Cleaned before it is cut: a token across the cut would lose its form.
-    content = clean_source(text, values).encode()
-    cut = len(content) > DIFF_LIMIT_BYTES
-    kept = content[:DIFF_LIMIT_BYTES].decode(errors="ignore")
-    return {"diff": kept, "diff_bytes": len(content), "diff_cut": cut}
+    # Cut generously at a line, cleaned, then cut to size: a token across a cut would lose its form.
+    size_bytes = len(text.encode())
+    if size_bytes > DIFF_LIMIT_BYTES:
+        text = text[: 2 * DIFF_LIMIT_BYTES].rpartition("\n")[0]
+    kept = clean_source(text, values).encode()[:DIFF_LIMIT_BYTES].decode(errors="ignore")
+    return {"diff": kept, "diff_bytes": size_bytes, "diff_cut": size_bytes > DIFF_LIMIT_BYTES}
 
 
 def _user() -> str:

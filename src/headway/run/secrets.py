@@ -7,7 +7,7 @@ also given on the command line or stands in a changed file does not leak through
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 REMOVED = "[removed]"
@@ -43,7 +43,7 @@ _FORMS = (
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _URL_USERS = (
     re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s?#'\"<>]*@"),
-    re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s?#'\"<>:@]*:[^\s'\"<>@]*@"),  # a password with a '/' in it
+    re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s?#'\"<>:@]*:(?!\d+/)[^\s'\"<>@]*@"),  # a '/' in the password
 )
 # name=value, name: value, "name": "value", ?name=value&
 _ASSIGNMENT = re.compile(
@@ -72,12 +72,12 @@ def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def clean_text(text: str, values: Iterable[str] = ()) -> str:
     """The text without known values, tokens of known forms, user parts of URLs, and values of secret-like names."""
-    return _ASSIGNMENT.sub(_clean_assignment, _clean_forms(text, values))
+    return _clean_assignments(_clean_forms(text, values), lambda value: True)
 
 
 def clean_source(text: str, values: Iterable[str] = ()) -> str:
     """Like `clean_text` for source code, where `token = batch[0]` is a statement and only a literal may be a secret."""
-    return _ASSIGNMENT.sub(_clean_literal, _clean_forms(text, values))
+    return _clean_assignments(_clean_forms(text, values), _is_literal)
 
 
 def clean_arguments(arguments: Sequence[str], values: Iterable[str] = ()) -> list[str]:
@@ -117,17 +117,22 @@ def _clean_forms(text: str, values: Iterable[str]) -> str:
     return _AUTHORIZATION.sub(rf"\1 {REMOVED}", text)
 
 
-def _clean_assignment(match: re.Match[str]) -> str:
-    if not is_secret_name(match["name"]):
-        return match[0]
-    quote = match["value"][0] if match["value"][0] in "\"'" else ""
-    return f"{match['name']}{match['between']}{quote}{REMOVED}{quote}"
+def _clean_assignments(text: str, is_secret: Callable[[str], bool]) -> str:
+    pieces: list[str] = []
+    done = position = 0
+    while match := _ASSIGNMENT.search(text, position):
+        value = match["value"]
+        if not (is_secret_name(match["name"]) and is_secret(value)):
+            position = match.start("value")  # the value may hold an assignment itself: https://host/?token=...
+            continue
+        quote = value[0] if value[0] in "\"'" else ""
+        pieces += [text[done : match.start("value")], quote, REMOVED, quote]
+        done = position = match.end()
+    return "".join([*pieces, text[done:]])
 
 
-def _clean_literal(match: re.Match[str]) -> str:
-    value = match["value"]
-    quoted = value[0] in "\"'"
+def _is_literal(value: str) -> bool:
     content = value.strip("\"'")
     # Unquoted (YAML, .env): expressions have dots, calls and names; keys have digits.
-    secret = len(content) >= _MINIMUM_LENGTH and (quoted or (content.isascii() and _KEY_LIKE.fullmatch(content)))
-    return _clean_assignment(match) if secret else match[0]
+    key_like = value[0] in "\"'" or _KEY_LIKE.fullmatch(content) is not None
+    return len(content) >= _MINIMUM_LENGTH and key_like

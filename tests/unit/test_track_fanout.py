@@ -1,0 +1,105 @@
+"""A tracker that cannot start stops the first launch; one that fails later is named once, and the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError, HeadwayError
+from headway.run.journal import read
+from headway.run.paths import RunDir
+from headway.track.fanout import FanOut, make_trackers
+from headway.track.null import NullTracker
+
+
+class Recorder:
+    """Remembers its calls; raises in those that `fails_in` names."""
+
+    def __init__(self, *fails_in: str):
+        self.calls: list[str] = []
+        self.fails_in = fails_in
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fails_in:
+            raise ConnectionError("the server is away")
+
+    def start(self, run_dir: Path, name: str, plan: dict[str, Any], *, resumed: bool) -> None:
+        self._call("start")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._call("log")
+
+    def artifact(self, name: str, path: Path) -> None:
+        self._call("artifact")
+
+    def finish(self, outcome: str) -> None:
+        self._call("finish")
+
+
+def run_through(tracker: FanOut, run_dir: Path, *, resumed: bool) -> None:
+    tracker.start(run_dir, "a", {}, resumed=resumed)
+    tracker.log(1, {"loss": 1.0})
+    tracker.log(2, {"loss": 1.0})
+    tracker.artifact("export", run_dir)
+    tracker.finish("done")
+
+
+ALL = ["start", "log", "log", "artifact", "finish"]
+
+
+def test_every_tracker_gets_every_call(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    trackers = [Recorder(), Recorder()]
+    run_through(FanOut([("a", trackers[0]), ("b", trackers[1])], warnings.append), tmp_path, resumed=False)
+    assert [tracker.calls for tracker in trackers] == [ALL, ALL]
+    assert warnings == []
+
+
+def test_the_first_launch_is_strict(tmp_path: Path) -> None:
+    fan_out = FanOut([("a", Recorder()), ("b", Recorder("start"))], pytest.fail)
+    with pytest.raises(HeadwayError, match=r"'b' cannot start: ConnectionError: the server is away\n.*remove 'b'"):
+        fan_out.start(tmp_path, "a", {}, resumed=False)
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "calls"),
+    [("start", ["start"]), ("log", ["start", "log"]), ("artifact", ALL[:4]), ("finish", ALL)],
+)
+def test_a_later_failure_warns_once_and_the_rest_goes_on(tmp_path: Path, fails_in: str, calls: list[str]) -> None:
+    warnings: list[str] = []
+    bad, good = Recorder(fails_in), Recorder()
+    run_through(FanOut([("bad", bad), ("good", good)], warnings.append), tmp_path, resumed=True)
+    assert bad.calls == calls
+    assert good.calls == ALL
+    assert len(warnings) == 1
+    assert "'bad'" in warnings[0]
+    assert "the server is away" in warnings[0]
+
+
+def test_the_local_record_is_tried_again_after_a_failure(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    local = Recorder("log")
+    run_through(FanOut([("jsonl", local)], warnings.append), tmp_path, resumed=False)
+    assert local.calls == ALL
+    assert len(warnings) == 1
+
+
+def test_the_local_record_comes_first_and_once(tmp_path: Path) -> None:
+    for kinds in ((), ("jsonl",)):
+        run_dir = tmp_path / str(len(kinds))
+        run_dir.mkdir()
+        run_through(make_trackers(kinds, pytest.fail), run_dir, resumed=False)
+        assert [line["step"] for line in read(RunDir(run_dir).metrics)] == [1, 2]
+
+
+def test_an_unknown_tracker_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"tensorbord.*\n?.*tensorboard"):
+        make_trackers(("tensorbord",), pytest.fail)
+
+
+def test_a_user_s_own_tracker_is_taken_by_path(tmp_path: Path) -> None:
+    fan_out = make_trackers((f"{NullTracker.__module__}:NullTracker",), pytest.fail)
+    run_through(fan_out, tmp_path, resumed=False)
