@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+
+from headway.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,68 @@ class Document:
     source: int = 0
 
 
+@dataclass(frozen=True)
+class Skip:
+    """A record that gives no document. Counted by `reason`; with a `problem` it stops the build instead."""
+
+    where: str
+    reason: str
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that documents are made of. `name` is the path as the user wrote it, '/'-separated."""
+
+    name: str
+    path: Path
+
+
 class DataSource(Protocol):
-    """Yields documents; opening is cheap, reading happens in worker processes, one shard each."""
+    """Made as `Source(config, base, key)` from a SourceConfig, the run file's folder and the key that errors name.
+
+    Making one is cheap: files are looked up by shards() and files(), and read by documents(), which runs in worker
+    processes. A shard's name says all that documents() needs.
+    """
 
     def shards(self) -> list[str]:
-        """What can be read independently (files, row groups), in a fixed order; [] is an error for the caller."""
+        """What can be read independently (files, row groups), in a fixed order. Raises DataError for none."""
         ...
 
-    def documents(self, shard: str) -> Iterator[Document]:
-        """The documents of one shard, in order. Raises DataError naming file, line and byte of bad text."""
+    def documents(self, shard: str) -> Iterator[Document | Skip]:
+        """The documents of one shard, in order; bad text is a Skip that names file, line and byte."""
         ...
+
+    def files(self) -> list[InputFile]:
+        """The files whose bytes decide what is read; [] where the configuration alone decides it."""
+        ...
+
+    def size_bytes(self, shard: str) -> int:
+        """About how much text a shard holds: for progress, and to share the work out evenly."""
+        ...
+
+
+class ProgressReporter(Protocol):
+    """Told of long work in bytes of text. May be called from several threads."""
+
+    def start(self, total_bytes: int) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """A ProgressReporter that says nothing."""
+
+    def start(self, total_bytes: int) -> None:
+        pass
+
+    def advance(self, count: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
 
 
 @dataclass(frozen=True)

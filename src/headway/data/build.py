@@ -1,0 +1,230 @@
+"""Text to a token store, once: the folder's name follows from what it is made from, and it appears when it is whole."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.config.schema import SourceConfig
+from headway.data.assemble import assemble, fill_manifest, write_manifest
+from headway.data.crew import run_tasks
+from headway.data.lock import only_builder
+from headway.data.raw import RawData, hash_raw
+from headway.data.seam import DataSource, ProgressReporter, Silent
+from headway.data.sources import concrete, open_source
+from headway.data.store import FORMAT, is_complete
+from headway.data.vocabulary import Vocabulary, read_vocabulary
+from headway.data.work import Task, WorkSpec
+from headway.errors import DataError, Problem
+from headway.units import format_bytes
+
+TASK_BYTES = 4 * 2**20
+# What `gzip -9` is measured on; beyond it a sample is scaled up.
+GZIP_SAMPLE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class StoreRequest:
+    """What a token store is made from.
+
+    sources: to train on. eval: a share of their documents, or a source that is held out as a whole. tokenizer: a folder
+    with tokenizer.json (see prepare_tokenizer). cache: where stores are kept; it and the sources' paths are relative to
+    `base`, the run file's folder. workers: processes; None leaves it to the size of the data. seed: of the held-out
+    split, not of the run: runs of several seeds are judged on the same documents. min_tokens: shorter documents are
+    left out.
+    """
+
+    sources: tuple[SourceConfig, ...]
+    eval: float | SourceConfig | None
+    tokenizer: Path
+    cache: Path
+    base: Path
+    workers: int | None = None
+    seed: int = 0
+    min_tokens: int = 1
+
+    @property
+    def eval_share(self) -> float:
+        return self.eval if isinstance(self.eval, float) else 0.0
+
+    @property
+    def cache_folder(self) -> Path:
+        return self.base / self.cache
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A request looked up: what there is to read, and the name of the store that follows from it.
+
+    sources: (key in the run file, concrete config, source) each; those from `first_eval` on are held out as a whole.
+    """
+
+    sources: tuple[tuple[str, SourceConfig, DataSource], ...]
+    first_eval: int
+    raw: RawData
+    vocabulary: Vocabulary
+    settings: dict[str, Any]
+    key: str
+    folder: Path
+
+
+def open_sources(request: StoreRequest) -> tuple[tuple[str, SourceConfig, DataSource], ...]:
+    """Every source of a request, the held-out one last. Raises DataError with the problems of all of them."""
+    asked = [("data.train", config) for config in request.sources]
+    if isinstance(request.eval, SourceConfig):
+        asked.append(("data.eval", request.eval))
+    opened: list[tuple[str, SourceConfig, DataSource]] = []
+    problems: list[Problem] = []
+    for key, config in asked:
+        try:
+            exact = concrete(config, request.base, key)
+            source = open_source(exact, request.base, key)
+            source.shards()
+            opened.append((key, exact, source))
+        except DataError as error:
+            problems += error.problems or [Problem(key, str(error))]
+    if problems:
+        raise DataError(problems=problems)
+    return tuple(opened)
+
+
+def survey(request: StoreRequest) -> Survey:
+    """Look up the sources and the tokenizer, and hash the raw files that are not known yet."""
+    vocabulary = read_vocabulary(request.base / request.tokenizer)
+    sources = open_sources(request)
+    raw = hash_raw([file for _, _, source in sources for file in source.files()], request.cache_folder)
+    settings = {
+        "sources": [[key, config.model_dump(mode="json", exclude={"paths"})] for key, config, _ in sources],
+        "eval_share": request.eval_share,
+        "seed": request.seed,
+        "min_tokens": request.min_tokens,
+    }
+    what = [FORMAT, raw.sha256, vocabulary.sha256, vocabulary.begin, vocabulary.end, settings]
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    folder = request.cache_folder / f"store-{key[:16]}"
+    return Survey(sources, len(request.sources), raw, vocabulary, settings, key, folder)
+
+
+def find_store(request: StoreRequest) -> Path | None:
+    """The request's store, if it was built before; reads only what was not hashed yet."""
+    found = survey(request).folder
+    return found if is_complete(found) else None
+
+
+def build_store(request: StoreRequest, report: ProgressReporter | None = None) -> Path:
+    """The request's token store: found, or built by all cores. Two builders at once make one store.
+
+    Raises:
+        DataError: absent or bad data (every problem with file, line and byte), nothing left to train on, a full disk.
+        ModelError: the tokenizer cannot be used.
+    """
+    report = report or Silent()
+    found = survey(request)
+    if is_complete(found.folder):
+        return found.folder
+    with only_builder(request.cache_folder / "locks" / f"{found.folder.name}.lock", report):
+        if not is_complete(found.folder):
+            _clean(found.folder)
+            part = Path(tempfile.mkdtemp(dir=found.folder.parent, prefix=f"part-{found.folder.name}-"))
+            try:
+                _build(request, found, part, report)
+                part.rename(found.folder)
+            except OSError as error:
+                _explain(error, found, request)
+                raise
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return found.folder
+
+
+def _clean(folder: Path) -> None:
+    """Remove what a builder that was killed left behind; the lock says that none is at work."""
+    for leftover in folder.parent.glob(f"part-{folder.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _explain(error: OSError, found: Survey, request: StoreRequest) -> None:
+    """Raise a DataError for a disk that is full; other errors speak for themselves."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        size = sum(_size_bytes(source) for _, _, source in found.sources)
+        needs = f"a token store takes about as much room as its text, here {format_bytes(size)}"
+        problem = Problem("data.cache", f"no room left while writing; {needs}", str(request.cache_folder))
+        raise DataError(problems=[problem], fix="free some, or set data.cache to a folder on a larger disk") from error
+
+
+def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressReporter) -> None:
+    began = time.monotonic()
+    tasks = share_out(found)
+    spec = _spec(request, found, part)
+    report.start(sum(task.size_bytes for task in tasks))
+    assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
+    changed = found.raw.changed()
+    if changed:
+        problems = [Problem("data", "the file changed while it was read", where=path) for path in changed[:20]]
+        raise DataError(problems=problems, fix="wait until nothing writes to the data, then start again")
+    manifest = fill_manifest(assembled, spec)
+    manifest |= {
+        "key": found.key,
+        "raw_sha256": found.raw.sha256,
+        "tokenizer": {
+            "path": str(found.vocabulary.folder),
+            "sha256": found.vocabulary.sha256,
+            "vocab": found.vocabulary.size,
+            "begin": found.vocabulary.begin,
+            "end": found.vocabulary.end,
+        },
+        "settings": found.settings,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    write_manifest(part, manifest)
+    for note in manifest["notes"]:
+        report.note(note)
+
+
+def _size_bytes(source: DataSource) -> int:
+    return sum(source.size_bytes(shard) for shard in source.shards())
+
+
+def share_out(found: Survey) -> list[Task]:
+    """Neighbouring shards together in tasks of about TASK_BYTES."""
+    tasks: list[Task] = []
+    shards: list[tuple[int, str]] = []
+    size = 0
+    for index, (_, _, source) in enumerate(found.sources):
+        for shard in source.shards():
+            shards.append((index, shard))
+            size += source.size_bytes(shard)
+            if size >= TASK_BYTES:
+                tasks.append(Task(len(tasks), tuple(shards), size))
+                shards, size = [], 0
+    if shards:
+        tasks.append(Task(len(tasks), tuple(shards), size))
+    return tasks
+
+
+def _spec(request: StoreRequest, found: Survey, part: Path) -> WorkSpec:
+    held_out = sum(_size_bytes(source) for _, _, source in found.sources[found.first_eval :])
+    train = sum(_size_bytes(source) for _, _, source in found.sources[: found.first_eval])
+    expected = max(1.0, held_out + train * request.eval_share)
+    return WorkSpec(
+        sources=tuple((key, config.model_dump(mode="json")) for key, config, _ in found.sources),
+        first_eval=found.first_eval,
+        eval_share=request.eval_share,
+        gzip_share=min(1.0, GZIP_SAMPLE_BYTES / expected),
+        seed=request.seed,
+        min_tokens=request.min_tokens,
+        base=str(request.base.resolve()),
+        tokenizer=str(found.vocabulary.folder.resolve()),
+        begin=found.vocabulary.begin,
+        end=found.vocabulary.end,
+        dtype="<u2" if found.vocabulary.size <= 2**16 else "<u4",
+        out=str(part.resolve()),
+    )

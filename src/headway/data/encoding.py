@@ -1,0 +1,121 @@
+"""Texts to token ids in batches, long texts in parts, with the same ids as the whole text gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BATCH_CHARACTERS = 2**20
+PART_CHARACTERS = 2**17
+_CONTEXT = 128
+_TRIES = 8
+# One line end between two characters that are no space: no pretokeniser's word reaches across it from both sides.
+_BORDER = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def cut_parts(text: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """The text in parts of about PART_CHARACTERS, cut only where that changes no token.
+
+    A cut behind a line's end is taken when the characters around it encode the same whole and apart; a tokenizer
+    without a pretokeniser may look at any distance, so its texts stay whole.
+    """
+    start = 0
+    while tokenizer.pre_tokenizer is not None and len(text) - start > PART_CHARACTERS * 5 // 4:
+        cut = _cut_after(text, start + PART_CHARACTERS, tokenizer)
+        if cut is None:
+            break
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _cut_after(text: str, position: int, tokenizer: Tokenizer) -> int | None:
+    borders = _BORDER.finditer(text, position)
+    for _, border in zip(range(_TRIES), borders, strict=False):
+        left = text[max(border.end() - _CONTEXT, 0) : border.end()]
+        right = text[border.end() : border.end() + _CONTEXT]
+        apart = [*_ids(tokenizer, left), *_ids(tokenizer, right)]
+        if _ids(tokenizer, left + right) == apart:
+            return border.end()
+    return None
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A run of tokens, and of each document that ends in it: where (behind its last token), and its whole length."""
+
+    tokens: np.ndarray
+    ends: list[int]
+    lengths: list[int]
+
+
+class Encoder:
+    """Collects texts and encodes them a batch at a time, each document between its begin and end token.
+
+    begin, end: token ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, begin: int, end: int, dtype: np.dtype):
+        self.tokenizer, self.begin, self.end, self.dtype = tokenizer, begin, end, dtype
+        # A document that spells out a special token, as text about tokenizers does, means its letters.
+        self.tokenizer.encode_special_tokens = True
+        self._parts: list[str] = []
+        self._last: list[bool] = []  # whether a part ends its document
+        self._characters = 0
+
+    def add(self, text: str) -> None:
+        parts = list(cut_parts(text, self.tokenizer))
+        self._parts.extend(parts)
+        self._last.extend([False] * (len(parts) - 1) + [True])
+        self._characters += len(text)
+
+    @property
+    def full(self) -> bool:
+        return self._characters >= BATCH_CHARACTERS
+
+    def flush(self) -> Iterator[Encoded]:
+        """All texts since the last flush, in batches."""
+        parts, last = self._parts, self._last
+        self._parts, self._last, self._characters = [], [], 0
+        length = 0
+        for first, end in _batches(parts):
+            encoded = self.tokenizer.encode_batch_fast(parts[first:end], add_special_tokens=False)
+            tokens: list[int] = []
+            ends: list[int] = []
+            lengths: list[int] = []
+            for ids, is_last in zip(encoded, last[first:end], strict=True):
+                before = len(tokens)
+                if length == 0:
+                    tokens.append(self.begin)
+                tokens.extend(ids.ids)
+                if is_last:
+                    tokens.append(self.end)
+                length += len(tokens) - before
+                if is_last:
+                    ends.append(len(tokens))
+                    lengths.append(length)
+                    length = 0
+            yield Encoded(np.array(tokens, dtype=self.dtype), ends, lengths)
+
+
+def _batches(parts: list[str]) -> Iterator[tuple[int, int]]:
+    """Ranges of parts of about BATCH_CHARACTERS each: what is encoded at once bounds the memory."""
+    first = size = 0
+    for end, part in enumerate(parts, start=1):
+        size += len(part)
+        if size >= BATCH_CHARACTERS:
+            yield first, end
+            first, size = end, 0
+    if first < len(parts):
+        yield first, len(parts)

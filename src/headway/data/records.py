@@ -1,0 +1,205 @@
+"""Sources of records with a text field: JSON lines, CSV and Parquet."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.data.files import FileSource
+from headway.data.seam import Document, Skip
+from headway.errors import DataError, Problem
+
+JSONL_SHARD_BYTES = 32 * 2**20
+
+
+class RecordSource(FileSource):
+    """Records as mappings; a document is the text under `text_key`."""
+
+    def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        """(where, record) of each record, in order, or what is wrong with it."""
+        raise NotImplementedError
+
+    def documents(self, shard: str) -> Iterator[Document | Skip]:
+        key = self.config.text_key
+        for item in self.records(shard):
+            if isinstance(item, Skip):
+                yield item
+                continue
+            where, record = item
+            text = record.get(key)
+            if isinstance(text, str):
+                yield Document(text, where)
+            elif key not in record:
+                seen = ", ".join(map(repr, record)) or "none"
+                rule = f"the record has no {key!r}; its keys: {seen}"
+                yield self.fault(where, f"no {key!r}", rule, f"name the text's key with {self.key}.text_key")
+            elif text is None:
+                yield Skip(where, "empty")
+            else:
+                kind = type(text).__name__
+                yield self.fault(where, f"{key!r} is not text", f"{key!r} holds {kind}, not text")
+
+
+class JsonLines(RecordSource):
+    """One JSON object a line, in UTF-8. Large files are read in parts; a part starts behind a line's end."""
+
+    def shards(self) -> list[str]:
+        names: list[str] = []
+        for file in self.found:
+            size = file.path.stat().st_size
+            starts = range(0, max(size, 1), JSONL_SHARD_BYTES)
+            names += [f"{file.name}#{start}-{min(start + JSONL_SHARD_BYTES, size)}" for start in starts]
+        return names
+
+    def size_bytes(self, shard: str) -> int:
+        _, start, end = _parse_part(shard)
+        return end - start
+
+    def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        name, start, end = _parse_part(shard)
+        with self.path(name).open("rb") as lines:
+            offset, number = start, 0
+            if start:
+                # The line that crosses the border belongs to the part before.
+                lines.seek(start - 1)
+                offset = start - 1 + len(lines.readline())
+            first = offset
+            while offset < end and (line := lines.readline()):
+                number += 1
+                where = f"{name}:{number}" if start == 0 else f"{name} at byte {offset}"
+                record = _parse_line(line.removeprefix(codecs.BOM_UTF8) if offset == 0 else line)
+                if isinstance(record, dict):
+                    yield where, record
+                elif record is None:
+                    yield Skip(where, "blank line")
+                else:
+                    # Counting the lines before this part reads all of it: only for an error that is shown.
+                    before = 0 if start == 0 or self.skips_errors else _count_lines(self.path(name), first)
+                    yield self._bad_line(name, before + number, offset, line, record)
+                offset += len(line)
+
+    def _bad_line(self, name: str, number: int, offset: int, line: bytes, error: Exception) -> Skip:
+        where = f"{name}:{number}"
+        if isinstance(error, UnicodeDecodeError):
+            start = error.start + len(line) - len(error.object)  # behind a byte order mark
+            return self.undecodable(name, number, offset + start, line[start], line[:4])
+        if isinstance(error, TypeError):
+            return self.fault(where, "not an object", str(error))
+        hint = "a file that is one JSON array is not JSON lines: write one object a line" if number == 1 else ""
+        return self.fault(where, "not JSON", f"is not JSON: {error}", hint)
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | Exception | None:
+    """The record of one line, None for a blank line, or what is wrong with it."""
+    if not line.strip():
+        return None
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return error
+    if isinstance(record, dict):
+        return record
+    return TypeError(f'holds a JSON {type(record).__name__}, not an object such as {{"text": "..."}}')
+
+
+def _parse_part(shard: str) -> tuple[str, int, int]:
+    name, _, part = shard.rpartition("#")
+    start, _, end = part.partition("-")
+    return name, int(start), int(end)
+
+
+def _count_lines(path: Path, end: int) -> int:
+    """Line ends before byte `end`: what a person needs to find a record of a later part."""
+    count = 0
+    with path.open("rb") as file:
+        while end > 0 and (block := file.read(min(end, 2**24))):
+            count += block.count(b"\n")
+            end -= len(block)
+    return count
+
+
+class Csv(RecordSource):
+    """Rows under a header; `.tsv` files and option `delimiter` set the separator."""
+
+    option_names = FileSource.option_names | {"delimiter"}
+
+    def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        path = self.path(shard)
+        delimiter = self.option("delimiter", "\t" if path.suffix.lower() == ".tsv" else ",")
+        # Undecodable bytes become lone surrogates, so that only their own row is lost.
+        with path.open(encoding=self.encoding, errors="surrogateescape", newline="") as text:
+            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            while True:
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    yield self.fault(f"{shard}:{rows.line_num}", "not CSV", f"is not CSV: {error}")
+                    continue
+                if row is None:
+                    return
+                if any("\udc80" <= letter <= "\udcff" for value in row.values() for letter in _escaped(value)):
+                    yield self._undecodable_row(shard, path, rows.line_num)
+                    continue
+                yield f"{shard}:{rows.line_num}", {k: v for k, v in row.items() if isinstance(k, str)}
+
+    def _undecodable_row(self, name: str, path: Path, line_number: int) -> Skip:
+        """The first bad byte at or before the row's last line, found by reading the file again."""
+        offset = 0
+        bad = (line_number, 0, 0)
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode(self.encoding)
+                except UnicodeDecodeError as error:
+                    bad = (number, offset + error.start, line[error.start])
+                if number >= line_number:
+                    break
+                offset += len(line)
+        return self.undecodable(name, *bad)
+
+
+def _escaped(value: object) -> str:
+    """Text with something above ASCII in it, else nothing: the common row is checked at C speed."""
+    return value if isinstance(value, str) and not value.isascii() else ""
+
+
+class Parquet(RecordSource):
+    """The column `text_key`, one row group a shard. Needs pyarrow (the extra `parquet`)."""
+
+    def shards(self) -> list[str]:
+        return [f"{file.name}#{group}" for file in self.found for group in range(self._open(file.name).num_row_groups)]
+
+    def size_bytes(self, shard: str) -> int:
+        name, _, group = shard.rpartition("#")
+        return self._open(name).metadata.row_group(int(group)).total_byte_size
+
+    def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        name, _, group = shard.rpartition("#")
+        file = self._open(name)
+        number = sum(file.metadata.row_group(g).num_rows for g in range(int(group)))
+        columns: list[str] = file.schema_arrow.names
+        key = self.config.text_key
+        if key not in columns:
+            rule = f"the file has no column {key!r}; its columns: {', '.join(map(repr, columns))}"
+            yield self.fault(name, f"no {key!r}", rule, f"name the text's column with {self.key}.text_key")
+            return
+        for batch in file.iter_batches(batch_size=1024, row_groups=[int(group)], columns=[key]):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                yield f"{name}:{number}", {key: value}
+
+    def _open(self, name: str) -> Any:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.ParquetFile(self.path(name))
+        except pyarrow.ArrowInvalid as error:
+            problem = Problem(self.key, f"is not a Parquet file: {error}", where=name, fix="name the right kind")
+            raise DataError(problems=[problem]) from error

@@ -1,0 +1,83 @@
+"""Opening a source: by its kind, or by the endings of its files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path, PurePosixPath
+
+from headway import registry
+from headway.config.schema import SourceConfig
+from headway.data.files import TextFiles
+from headway.data.paths import expand
+from headway.data.records import Csv, JsonLines, Parquet
+from headway.data.seam import DataSource, InputFile
+from headway.data.synthetic import Synthetic
+from headway.errors import DataError, Problem
+
+__all__ = ["Csv", "JsonLines", "Parquet", "Synthetic", "TextFiles", "concrete", "open_source"]
+
+KIND_OF_ENDING = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+_COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"})
+_NOT_TEXT = frozenset(
+    {".pdf", ".docx", ".doc", ".epub", ".arrow", ".bin", ".npy", ".pt", ".safetensors", ".png", ".jpg"}
+)
+
+
+def concrete(config: SourceConfig, base: Path, key: str) -> SourceConfig:
+    """The same source with `kind: auto` replaced by the kind that the files' endings say. Every other ending is text.
+
+    Raises:
+        DataError: no paths, paths that name nothing, files of several kinds, or files that hold no plain text.
+    """
+    if config.kind == "synthetic" or ":" in config.kind:
+        return config
+    if not config.paths:
+        fix = f"write {key}.paths, e.g. ['corpus/**/*.txt'], or {key}.kind: synthetic"
+        raise DataError(problems=[Problem(f"{key}.paths", "names no files", fix=fix)])
+    if config.kind != "auto":
+        return config
+    exclude = config.options.get("exclude", ())
+    files = expand(config.paths, base, (exclude,) if isinstance(exclude, str) else exclude, key)
+    by_kind: dict[str, list[InputFile]] = defaultdict(list)
+    for file in files:
+        ending = PurePosixPath(file.name).suffix.lower()
+        by_kind["" if ending in _COMPRESSED | _NOT_TEXT else KIND_OF_ENDING.get(ending, "text")].append(file)
+    problems = [_unreadable(file, key) for file in by_kind.pop("", [])[:20]]
+    if len(by_kind) > 1:
+        problems.append(_mixed(by_kind, key))
+    if problems:
+        raise DataError(problems=problems)
+    return config.model_copy(update={"kind": next(iter(by_kind))})
+
+
+def open_source(config: SourceConfig, base: Path, key: str = "data.train") -> DataSource:
+    """The source of a concrete config (see `concrete`). A user's class is made as `Class(config, base, key)`."""
+    source: DataSource = registry.resolve("data", config.kind)(config, base, key)
+    return source
+
+
+def _unreadable(file: InputFile, key: str) -> Problem:
+    ending = PurePosixPath(file.name).suffix.lower()
+    if ending in _COMPRESSED:
+        return Problem(f"{key}.paths", "compressed files are not read", file.name, "unpack it, and name what was in it")
+    rule = f"a {ending} file holds no plain text"
+    fix = f"leave it out with {key}.options.exclude: ['*{ending}'], or say {key}.kind: text if it is text all the same"
+    return Problem(f"{key}.paths", rule, file.name, fix)
+
+
+def _mixed(by_kind: dict[str, list[InputFile]], key: str) -> Problem:
+    held = ", ".join(f"{len(files)} {kind} (such as {files[0].name})" for kind, files in sorted(by_kind.items()))
+    most = max(by_kind, key=lambda kind: len(by_kind[kind]))
+    endings = sorted({f"*{PurePosixPath(f.name).suffix}" for kind in by_kind if kind != most for f in by_kind[kind]})
+    fix = (
+        f"one source reads one kind: name one kind's files in {key}.paths (a pattern such as '**/*.jsonl'), "
+        f"leave the others out with {key}.options.exclude: {endings}, or say {key}.kind: {most}"
+    )
+    return Problem(f"{key}.paths", f"the files are of several kinds: {held}", fix=fix)

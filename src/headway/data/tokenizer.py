@@ -1,0 +1,121 @@
+"""The tokenizer of a run: a folder, a Hub id, or one trained on the training documents."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config.schema import SourceConfig, TokenizerConfig
+from headway.data.bpe import TrainingText, find_trained, train_bpe
+from headway.data.seam import ProgressReporter, Silent
+from headway.data.vocabulary import hash_tokenizer
+from headway.errors import ModelError, Problem
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_READABLE_BY_TRANSFORMERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+
+
+@dataclass(frozen=True)
+class TokenizerRequest:
+    """Exactly one of `config.from_` and `config.train`. Relative paths start at `base`, the run file's folder.
+
+    sources, eval and seed are those of the token store: held-out documents train no tokenizer.
+    """
+
+    config: TokenizerConfig
+    base: Path
+    cache: Path
+    sources: tuple[SourceConfig, ...] = ()
+    eval: float | SourceConfig | None = None
+    seed: int = 0
+    revision: str | None = None
+    key: str = "model.tokenizer"
+
+    @property
+    def training_text(self) -> TrainingText:
+        share = self.eval if isinstance(self.eval, float) else 0.0
+        return TrainingText(self.sources, share, self.seed, self.base)
+
+
+def prepare_tokenizer(request: TokenizerRequest, report: ProgressReporter | None = None) -> Path:
+    """A folder with tokenizer.json that both `tokenizers` and transformers.AutoTokenizer read.
+
+    Raises:
+        ModelError: the folder or Hub id is absent or no tokenizer, or the vocabulary is too small.
+        DataError: the documents to train on cannot be read.
+    """
+    report = report or Silent()
+    if request.config.train is not None:
+        return train_bpe(request.training_text, request.config.train, request.base / request.cache, report)
+    if request.config.from_ is None:
+        fix = f"write {request.key}: {{train: 32k}} or {request.key}: {{from: a folder or Hub id}}"
+        raise ModelError(problems=[Problem(request.key, "names no tokenizer", fix=fix)])
+    folder = request.base / Path(request.config.from_).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder, request, report)
+    return _from_hub(request.config.from_, request, report)
+
+
+def find_tokenizer(request: TokenizerRequest) -> Path | None:
+    """The folder that prepare_tokenizer would return, where nothing has to be made or fetched for it."""
+    if request.config.train is not None:
+        return find_trained(request.training_text, request.config.train, request.base / request.cache)
+    if request.config.from_ is None:
+        return None
+    folder = request.base / Path(request.config.from_).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
+def _from_folder(folder: Path, request: TokenizerRequest, report: ProgressReporter) -> Path:
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    readable = [name for name in _READABLE_BY_TRANSFORMERS if (folder / name).is_file()]
+    if not readable:
+        held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        fix = f"the folder must hold tokenizer.json (it holds {held}); or write {request.key}: {{train: 32k}}"
+        raise ModelError(problems=[Problem(f"{request.key}.from", "is no tokenizer's folder", str(folder), fix)])
+    report.note(f"converting {', '.join(readable)} to tokenizer.json")
+    return _convert(str(folder), request)
+
+
+def _from_hub(name: str, request: TokenizerRequest, report: ProgressReporter) -> Path:
+    where = f"{request.key}.from"
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        problem = Problem(where, f"there is no folder {request.base / name}", name, "relative to the run file's folder")
+        raise ModelError(problems=[problem])
+    from huggingface_hub import snapshot_download
+
+    wanted = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "config.json"]
+    report.note(f"looking up {name} in the local cache and on the Hub")
+    try:
+        folder = Path(
+            snapshot_download(name, revision=request.revision, allow_patterns=[*wanted, "vocab*", "merges.txt"])
+        )
+    except Exception as error:  # the hub's many errors have no root of their own
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        rule = f"is neither a folder below {request.base} nor a Hub id that could be had ({first})"
+        fix = "without network, download it elsewhere and name the folder, or fill the local Hugging Face cache first"
+        raise ModelError(problems=[Problem(where, rule, name, fix)]) from error
+    return _from_folder(folder, request, report)
+
+
+def _convert(source: str, request: TokenizerRequest) -> Path:
+    """Have transformers write the folder anew, in a process of its own."""
+    cache = request.base / request.cache / "tokenizers"
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="part-") as part:
+        command = [sys.executable, "-m", "headway.data.convert", source, part]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not (Path(part) / "tokenizer.json").is_file():
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            problem = Problem(f"{request.key}.from", f"transformers cannot read it: {last}", source)
+            raise ModelError(problems=[problem])
+        target = cache / f"converted-{hash_tokenizer(Path(part))[:16]}"
+        if not target.is_dir():
+            shutil.copytree(part, target)
+    return target
