@@ -25,30 +25,16 @@ def sum_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[st
     return dict(zip(names, tensor.tolist(), strict=True))
 
 
-def agree(flag: bool, device: torch.device) -> bool:
-    """True on every rank if it is True on any: a stop request seen by one rank stops all at the same step."""
-    return sum_over_ranks({"flag": float(flag)}, device)["flag"] > 0
-
-
 def barrier() -> None:
     if world()[1] > 1:
         dist.barrier()
 
 
-def gather_on_first(value: Any) -> list[Any] | None:
-    """Every rank's (picklable) value, on rank 0; None elsewhere."""
-    rank, size = world()
+def exchange(value: Any) -> list[Any]:
+    """Every rank's (picklable) value in rank order, on every rank."""
+    size = world()[1]
     if size == 1:
         return [value]
-    gathered: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(value, gathered)
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, value)
     return gathered
-
-
-def broadcast_from_first(value: Any) -> Any:
-    """Rank 0's (picklable) value, on every rank."""
-    if world()[1] == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box)
-    return box[0]

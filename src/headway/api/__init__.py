@@ -1,0 +1,144 @@
+"""The composition root: what the command line, scripts and notebooks call. Nothing heavy is imported before its use.
+
+from pathlib import Path
+from headway import api
+run_dir = api.train(Path("run.yaml"), ["train.length=500 steps"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.api.preparing import Planned
+    from headway.cli.seam import Comparison, ExportResult, Screen
+    from headway.data.seam import ProgressReporter
+    from headway.run.summary import RunSummary
+
+
+def plan(path: Path, overrides: Sequence[str] = ()) -> Planned:
+    """The plan of a run file and what the checks say of it; builds and starts nothing.
+
+    Raises ConfigError, DataError, ModelError or PlanError with every problem.
+    """
+    from headway.api import preparing
+
+    return preparing.planned(path, overrides, build=False)
+
+
+def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:
+    """Train the tokenizer where asked and build the token store; returns its folder."""
+    from headway.api import preparing
+    from headway.data.seam import Silent
+
+    loaded = preparing.load(path, overrides)
+    return Path(preparing.prepare_data(loaded, report or Silent()).store)
+
+
+def train(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    screen: Screen,
+    name: str | None = None,
+    force: Sequence[str] = (),
+    report: ProgressReporter | None = None,
+) -> Path:
+    """Plan, check, train, evaluate, export; returns the run directory.
+
+    Raises the errors of `plan`, CheckFailed, and those of the ranks: see headway.errors for the exit codes.
+    """
+    from headway.launch.local import warm_up
+
+    warm_up()  # the ranks' imports run on the other core while the data is read and the plan made
+    from headway.api import preparing, running
+
+    planned = preparing.planned(path, overrides, build=True, report=report)
+    screen.plan(planned)
+    screen.checks(planned.report)
+    accepted = running.refuse_red(planned, force)
+    run = running.make_run(planned, accepted, name)
+    return running.run_here(run, accepted, screen, resume=False)
+
+
+def dry_run(path: Path, overrides: Sequence[str] = (), name: str | None = None) -> tuple[Path, str]:
+    """Everything but the start: (the run directory, the exact script that would run)."""
+    from headway.api import preparing, running
+
+    planned = preparing.planned(path, overrides, build=True)
+    accepted = running.refuse_red(planned, ())
+    run = running.make_run(planned, accepted, name)
+    return run.path, running.render(accepted, run)
+
+
+def resume(run: str | None, overrides: Sequence[str] = (), *, screen: Screen, force: Sequence[str] = ()) -> Path:
+    """Go on from the newest complete checkpoint; with overrides, on a new plan that says what it changed.
+
+    Raises CheckpointError where nothing complete stands, never a silent start from step 0.
+    """
+    from headway.launch.local import warm_up
+
+    warm_up()
+    from headway.api import resuming
+
+    return resuming.resume(find_run(run), overrides, screen=screen, force=force)
+
+
+def find_run(reference: str | Path | None, root: Path | None = None) -> Path:
+    """A run directory by path, name, unique prefix, or the newest. Raises UserError naming near ones."""
+    from headway.run import paths
+
+    return paths.find(str(reference or "latest"), root or Path("runs")).path
+
+
+def runs(root: Path | None = None) -> list[RunSummary]:
+    from headway.run.summary import summarise_all
+
+    return summarise_all(root or Path("runs"))
+
+
+def summary(run: str | Path | None) -> RunSummary:
+    from headway.run.paths import RunDir
+    from headway.run.summary import summarise
+
+    return summarise(RunDir(find_run(run)))
+
+
+def compare(a: str, b: str) -> Comparison:
+    """Two runs: their summaries and the plan's values that differ."""
+    from headway.api import looking
+
+    return looking.compare(find_run(a), find_run(b))
+
+
+def follow(run: str | None, screen: Screen) -> None:
+    """Show a run from its first line, until it ends."""
+    from headway.api import looking
+
+    looking.follow(find_run(run), screen)
+
+
+def stop(run: str | None) -> Path:
+    """Ask a run to save and end at its next step."""
+    from headway.run.lock import request_stop
+    from headway.run.paths import RunDir
+
+    found = RunDir(find_run(run))
+    request_stop(found, "asked by `headway stop`")
+    return found.path
+
+
+def export(run: str | None, step: int | None = None, out: Path | None = None) -> ExportResult:
+    """A model folder from a checkpoint, reloaded in plain transformers and compared. Raises ExportError."""
+    from headway.api import delivering
+
+    return delivering.export(find_run(run), step, out)
+
+
+def generate(target: str, prompt: str, **options: float) -> str:
+    """A continuation of `prompt` by an exported folder, or by a run's export."""
+    from headway.api import delivering
+
+    return delivering.generate(target, prompt, **options)

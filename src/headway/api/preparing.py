@@ -1,0 +1,134 @@
+"""From a run file to a plan: the order in which facts are gathered. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.check.checks import run_checks
+from headway.check.report import Report
+from headway.config.load import LoadedRun, load_run, load_text
+from headway.config.schema import TokenizerConfig
+from headway.data.build import StoreRequest, build_store, find_store
+from headway.data.facts import data_facts, estimate_facts
+from headway.data.seam import ProgressReporter, Silent
+from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
+from headway.data.vocabulary import read_vocabulary
+from headway.errors import ModelError, Problem
+from headway.facts.cluster import probe_cluster
+from headway.facts.model_config import resolve_model
+from headway.facts.schema import DataFacts
+from headway.facts.shape import shape_of
+from headway.plan.make import AllFacts, make_plan
+from headway.plan.schema import Plan
+from headway.run.paths import RunDir
+
+# Assumed until the tokenizer is known; only ever in a plan that is marked as estimated.
+_USUAL_VOCAB = 32_000
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with the findings on it and the run file that it follows from."""
+
+    plan: Plan
+    report: Report
+    loaded: LoadedRun
+
+
+def load(path: Path, overrides: Sequence[str]) -> LoadedRun:
+    return load_run(path, overrides)
+
+
+def reload(run: RunDir, origin: Path, overrides: Sequence[str]) -> LoadedRun:
+    """The run directory's copy of the run file, with paths relative to where it once stood."""
+    return load_text(run.config.read_text(encoding="utf-8"), origin, overrides)
+
+
+def prepare_data(loaded: LoadedRun, report: ProgressReporter) -> DataFacts:
+    """Train or find the tokenizer, build or find the token store; exact facts."""
+    request = _tokenizer_request(loaded)
+    tokenizer = prepare_tokenizer(request, report)
+    store = build_store(_store_request(loaded, tokenizer), report)
+    train = loaded.config.train
+    return data_facts(store, train.sequence, loaded.config.data.packing)
+
+
+def look_at_data(loaded: LoadedRun) -> DataFacts:
+    """Exact facts where the token store stands already, else estimates from the files' sizes; builds nothing."""
+    config = loaded.config
+    tokenizer = find_tokenizer(_tokenizer_request(loaded))
+    if tokenizer is not None:
+        store = find_store(_store_request(loaded, tokenizer))
+        if store is not None:
+            return data_facts(store, config.train.sequence, config.data.packing)
+    request = _store_request(loaded, tokenizer or Path())
+    asked = config.model.tokenizer.train if config.model.tokenizer else None
+    vocab = read_vocabulary(tokenizer).size if tokenizer else asked or _USUAL_VOCAB
+    return estimate_facts(request, vocab=vocab, sequence=config.train.sequence, packing=config.data.packing)
+
+
+def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Plan:
+    """Gather the machine's and the model's facts and make the plan."""
+    config = loaded.config
+    cluster = probe_cluster(config.launch.device)
+    origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base)
+    facts = AllFacts(
+        cluster=cluster,
+        shape=shape_of(origin.config),
+        data=data,
+        model_config=origin.config,
+        name=name or config.name or loaded.path.stem,
+        model_path=str(origin.folder) if origin.folder else None,
+        model_revision=origin.revision,
+        notes=origin.notes,
+    )
+    return make_plan(loaded, facts)
+
+
+def check(plan: Plan, loaded: LoadedRun | None, run_dir: Path) -> Report:
+    return run_checks(plan, loaded, run_dir)
+
+
+def runs_root(loaded: LoadedRun) -> Path:
+    """Where run directories are made: relative to where the user stands, as every tool does."""
+    return Path(loaded.config.runs)
+
+
+def planned(path: Path, overrides: Sequence[str], *, build: bool, report: ProgressReporter | None = None) -> Planned:
+    """The plan of a run file and what the checks say. `build`: make the token store, else use what stands."""
+    loaded = load(path, overrides)
+    data = prepare_data(loaded, report or Silent()) if build else look_at_data(loaded)
+    plan = plan_run(loaded, data)
+    return Planned(plan, check(plan, loaded, runs_root(loaded)), loaded)
+
+
+def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
+    config = loaded.config
+    asked = config.model.tokenizer
+    if asked is None:
+        if config.model.from_ is None:
+            fix = "write model.tokenizer: {train: 32k}, or {from: FOLDER}"
+            raise ModelError(problems=[Problem("model.tokenizer", "a model from scratch needs a tokenizer", fix=fix)])
+        asked = TokenizerConfig.model_validate({"from": config.model.from_})
+    return TokenizerRequest(
+        config=asked,
+        base=loaded.base,
+        cache=Path(config.data.cache),
+        sources=(config.data.train,),
+        eval=config.data.eval,
+        revision=config.model.revision,
+    )
+
+
+def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
+    data = loaded.config.data
+    return StoreRequest(
+        sources=(data.train,),
+        eval=data.eval,
+        tokenizer=tokenizer,
+        cache=Path(data.cache),
+        base=loaded.base,
+        workers=None if data.workers == "auto" else data.workers,
+    )

@@ -1,0 +1,133 @@
+"""Starting a prepared run, watching it, and telling the screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.api.preparing import Planned
+from headway.cli.seam import Outcome, Screen
+from headway.data.samples import decode_sample
+from headway.data.store import open_split
+from headway.errors import CheckFailed, HeadwayError, Stopped, WorkerFailed, exit_codes
+from headway.launch.local import run_job
+from headway.launch.seam import JobSpec, JobStatus
+from headway.plan.files import write_plan
+from headway.plan.schema import Plan
+from headway.registry import resolve
+from headway.run.journal import Follower, Journal, follow
+from headway.run.lock import JobLock, clear_stop
+from headway.run.paths import RunDir, create
+from headway.run.record import gather_record, write_record
+from headway.run.summary import summarise
+
+_SAMPLE_CHARACTERS = 600
+
+
+def refuse_red(planned: Planned, forced: Sequence[str]) -> Plan:
+    """The plan, with what was forced written into it. Raises CheckFailed naming each red finding that was not."""
+    red = [verdict for verdict in planned.report.verdicts if verdict.level == "red"]
+    unforced = [verdict for verdict in red if verdict.name not in forced]
+    if unforced:
+        lines = [f"{v.name}: {v.finding}\n    fix: {v.fix}" for v in unforced]
+        names = " ".join(f"--force {v.name}" for v in unforced)
+        raise CheckFailed("the checks found what would fail:\n" + "\n".join(lines), fix=f"or, knowingly: {names}")
+    used = tuple(verdict.name for verdict in red if verdict.name in forced)
+    return planned.plan.model_copy(update={"forced": used}) if used else planned.plan
+
+
+def make_run(planned: Planned, plan: Plan, name: str | None) -> RunDir:
+    """The run directory, whole before a worker starts: run file, plan, record, one decoded sample."""
+    loaded = planned.loaded
+    run = create(Path(loaded.config.runs), name or plan.name)
+    run.config.write_text(loaded.text, encoding="utf-8")
+    write_plan(plan, run.plan)
+    record = gather_record(plan, sys.argv, code=loaded.base)
+    record["run_file"] = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
+    write_record(run, record)
+    return run
+
+
+def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
+    """Start the local ranks and stay until they end, feeding the screen.
+
+    Raises:
+        WorkerFailed (or the failing rank's own kind): names the first rank that failed, its error and its log.
+        Stopped: saved on request.
+    """
+    started = time.monotonic()
+    with JobLock(run):
+        clear_stop(run)
+        feed = Feed(run, screen)
+        with Journal(run.events) as events:
+            events.event("started", resume=resume, strategy=plan.strategy.label)
+            if not resume:
+                events.event("sample_data", text=sample_text(plan))
+        job = JobSpec(run.path, plan.launch, {"HEADWAY_LAUNCHED": "1"}, resume=resume)
+        status = run_job(job, feed.poll)
+        if status.failure is not None:
+            with Journal(run.events) as events:
+                events.event("failed", rank=status.failure.rank, error=status.failure.error)
+        feed.poll()
+    screen.finish(_outcome(run, status, time.monotonic() - started))
+    _raise_failure(status)
+    return run.path
+
+
+class Feed:
+    """Hands new lines of the run's journals to the screen."""
+
+    def __init__(self, run: RunDir, screen: Screen, *, from_start: bool = False):
+        self._events: Follower = follow(run.events)
+        self._metrics: Follower = follow(run.metrics)
+        self._screen = screen
+        if not from_start:
+            self._events.poll()  # an earlier attempt's lines were shown then
+            self._metrics.poll()
+
+    def poll(self) -> None:
+        lines = [(line.get("time", 0.0), True, line) for line in self._events.poll()]
+        lines += [(line.get("time", 0.0), False, line) for line in self._metrics.poll()]
+        for _, is_event, line in sorted(lines, key=lambda item: item[0]):
+            (self._screen.event if is_event else self._screen.metrics)(line)
+
+
+def sample_text(plan: Plan) -> str:
+    """The first training sample, decoded, its start only."""
+    samples = open_split(Path(plan.data.store), "train", plan.data.sequence, plan.data.packing)
+    text = decode_sample(samples[0], Path(plan.data.tokenizer))
+    return text if len(text) <= _SAMPLE_CHARACTERS else text[:_SAMPLE_CHARACTERS] + " ..."
+
+
+def render(plan: Plan, run: RunDir) -> str:
+    """What would be started, as text."""
+    launcher = resolve("launch", plan.launch.kind)()
+    return launcher.render(JobSpec(run.path, plan.launch, {"HEADWAY_LAUNCHED": "1"}))
+
+
+def _outcome(run: RunDir, status: JobStatus, seconds: float) -> Outcome:
+    summary = summarise(run)
+    done = next((line for line in reversed(summary.events) if line.get("event") == "done"), {})
+    export = run.export if run.export.is_dir() else None
+    differences = tuple(done.get("differences", ()))
+    return Outcome(run.path, status.state, summary.step, summary.tokens, seconds, export, differences)
+
+
+def _raise_failure(status: JobStatus) -> None:
+    if status.state == "done":
+        return
+    failure = status.failure
+    if failure is None:
+        raise Stopped("stopped and saved", fix="`headway resume` goes on from there")
+    message = f"rank {failure.rank} failed first: {failure.error}\n    log: {failure.log}"
+    raise _kind_of(status.exit_code)(message)
+
+
+def _kind_of(exit_code: int | None) -> type[HeadwayError]:
+    """The error whose exit code the launcher chose, so that a rank's own code is the command's."""
+    by_code = {code: name for name, code in reversed(exit_codes().items())}
+    import headway.errors as errors
+
+    return getattr(errors, by_code.get(exit_code or WorkerFailed.exit_code, "WorkerFailed"))

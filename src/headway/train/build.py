@@ -1,0 +1,127 @@
+"""The order of construction: source, task, engine, then the state to go on from, then the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headway.checkpoint.load import newest_complete, open_reader
+from headway.checkpoint.random_state import restore_random_state
+from headway.checkpoint.ranks import Ranks
+from headway.checkpoint.store import LocalStore
+from headway.data.loader import LoaderSpec, StepLoader, eval_batches
+from headway.data.seam import SampleSource
+from headway.data.store import open_split
+from headway.errors import CheckpointError
+from headway.model.seam import ModelSource
+from headway.parallel.collectives import exchange, world
+from headway.parallel.seam import Engine
+from headway.plan.schema import Plan
+from headway.registry import resolve
+from headway.run.paths import RunDir
+from headway.task.seam import Batch, Task
+from headway.train.context import RankContext, seed_everything
+from headway.train.progress import Progress
+
+
+@dataclass
+class Parts:
+    """All that the loop and the ending need."""
+
+    plan: Plan
+    run: RunDir
+    context: RankContext
+    source: ModelSource
+    task: Task
+    engine: Engine
+    store: LocalStore
+    ranks: Ranks
+    progress: Progress
+    resumed_from: str | None
+    notices: tuple[str, ...]
+
+
+def build(plan: Plan, run: RunDir, context: RankContext) -> Parts:
+    """Everything but the data loader; the engine holds the weights (and state) that training goes on from."""
+    source: ModelSource = resolve("model", plan.model.kind)(plan)
+    task: Task = resolve("task", plan.task.kind)(plan)
+    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
+    rank, size = world()
+    ranks = Ranks(rank, size, exchange)
+    store = LocalStore(run.checkpoints)
+    parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, ())
+    seed_everything(plan.numerics.seed, rank)
+    if context.resume or _was_trained(run, ranks):
+        _resume(parts)
+    return parts
+
+
+def _was_trained(run: RunDir, ranks: Ranks) -> bool:
+    """A run directory with checkpoints goes on, also under the user's own torchrun, whose restarts say nothing."""
+    seen = run.checkpoints.is_dir() and any(run.checkpoints.glob("step-*"))
+    return any(ranks.exchange(seen))
+
+
+def _resume(parts: Parts) -> None:
+    ref = newest_complete(parts.store, ranks=parts.ranks)
+    with open_reader(parts.store, ref) as reader:
+        state = reader.state
+        samples = state.step * parts.plan.batch.global_sequences
+        if state.position != samples:
+            raise CheckpointError(
+                f"{ref.name} stands at sample {state.position}; with this plan's global batch it would be {samples}",
+                fix="resume with the global batch that the run was started with",
+            )
+        parts.engine.restore(reader)
+        mine = reader.random_state(parts.ranks.rank)
+        if mine is not None:  # a rank that the checkpoint does not know keeps its fresh state
+            restore_random_state(mine, parts.engine.device)
+    parts.progress = Progress.from_state(state)
+    parts.resumed_from, parts.notices = ref.name, ref.notices
+
+
+def open_data(plan: Plan, split: str) -> SampleSource:
+    return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing)  # pyright: ignore
+
+
+def step_loader(parts: Parts) -> StepLoader:
+    """This rank's micro batches of every step that is left."""
+    plan = parts.plan
+    rank, size = world()
+    samples = open_data(plan, "train")
+    spec = LoaderSpec(
+        seed=plan.numerics.seed,
+        windows=len(samples),
+        global_sequences=plan.batch.global_sequences,
+        micro_batch=plan.batch.micro_batch,
+        accumulation=plan.batch.accumulation,
+        rank=rank,
+        world=size,
+        first_step=parts.progress.step + 1,
+        last_step=plan.schedule.steps,
+    )
+    return StepLoader(samples, partial(_collate, parts.task, plan.data.sequence), spec)
+
+
+def held_out(parts: Parts) -> Iterator[Batch]:
+    """This rank's held-out batches; all ranks have equally many."""
+    rank, size = world()
+    collate = partial(_collate, parts.task, parts.plan.data.sequence)
+    return eval_batches(open_data(parts.plan, "eval"), collate, parts.plan.batch.micro_batch, rank, size)
+
+
+def _collate(task: Task, sequence: int, samples: list) -> Batch:  # pyright: ignore
+    return task.collate(samples, sequence)
+
+
+def documents(parts: Parts) -> dict[str, bytes]:
+    """What stands beside the slices in every checkpoint: the resolved plan and the record."""
+    found = {"plan.json": parts.run.plan, "record.json": parts.run.record}
+    return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+
+
+def record_of(run: RunDir) -> dict[str, object]:
+    return json.loads(run.record.read_text()) if run.record.is_file() else {}

@@ -1,0 +1,105 @@
+"""THE loop. In order: read a step's samples, step, report, evaluate, save, and stop where it is told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from headway.parallel.collectives import sum_over_ranks
+from headway.parallel.seam import Engine, StepResult
+from headway.plan.schedule import learning_rate
+from headway.plan.schema import IntervalPlan, Plan
+from headway.task.seam import Batch, Totals
+from headway.train.health import Guard
+from headway.train.progress import Progress
+
+
+@dataclass
+class StepReport:
+    """One step, as the reporter sees it; times in seconds."""
+
+    step: int
+    result: StepResult
+    step_seconds: float
+    waited_seconds: float  # for data
+    overhead_seconds: float  # since the last step's end: what was neither the step, the data, evaluation nor saving
+
+
+@dataclass
+class Hooks:
+    """What the loop calls; rank 0's do the reporting, the others' do nothing. Collective ones are called by all."""
+
+    first_step: Callable[[int], None]  # after the first step of this process; collective
+    report: Callable[[StepReport], None]
+    evaluate: Callable[[int], None]  # collective
+    save: Callable[[Progress], None]  # collective
+    stop_reason: Callable[[], str | None]  # this rank's view: a signal, a request, the time limit
+    waited_seconds: Callable[[], float]
+
+
+@dataclass
+class Timer:
+    """Does an interval have its turn? Steps are counted; seconds are rank 0's."""
+
+    interval: IntervalPlan
+    last: float = field(default_factory=time.monotonic)
+
+    def due_by_step(self, step: int) -> bool:
+        return self.interval.steps is not None and step % self.interval.steps == 0
+
+    def due_by_time(self) -> bool:
+        return self.interval.seconds is not None and time.monotonic() - self.last >= self.interval.seconds
+
+    def reset(self) -> None:
+        self.last = time.monotonic()
+
+
+def train(plan: Plan, engine: Engine, steps: Iterable[list[Batch]], progress: Progress, hooks: Hooks) -> str | None:
+    """Run from `progress` to the plan's last step. Returns None at the end, or why it stopped before.
+
+    Raises Diverged (see health); errors of the engine and the data pass through.
+    """
+    guard = Guard(progress.discards_in_a_row)
+    saving, evaluating = Timer(plan.checkpoint.every), Timer(plan.evaluate)
+    waited_before = hooks.waited_seconds()
+    ended = time.perf_counter()
+    first = progress.step + 1
+    for step, micro_batches in enumerate(steps, start=first):
+        started = time.perf_counter()
+        result = engine.train_step(micro_batches, learning_rate(plan.schedule, step), guard)
+        stepped = time.perf_counter()
+        step_seconds = stepped - started
+        progress.add(step, plan, result)
+        if step == first:
+            hooks.first_step(step)
+            stepped = time.perf_counter()
+        waited = hooks.waited_seconds() - waited_before
+        hooks.report(StepReport(step, result, step_seconds, waited, started - ended - waited))
+        guard.after(step, result.applied)
+        progress.discards_in_a_row = guard.discards_in_a_row
+        waited_before, ended = hooks.waited_seconds(), stepped
+
+        reason = hooks.stop_reason()
+        asked = sum_over_ranks(
+            {"stop": float(reason is not None), "save": saving.due_by_time(), "eval": evaluating.due_by_time()},
+            engine.device,
+        )
+        last = step == plan.schedule.steps
+        stop = asked["stop"] > 0 and not last
+        if evaluating.due_by_step(step) or asked["eval"] or last:
+            hooks.evaluate(step)
+            evaluating.reset()
+            ended = time.perf_counter()
+        if stop or saving.due_by_step(step) or asked["save"] or (last and plan.checkpoint.at_end):
+            hooks.save(progress)
+            saving.reset()
+            ended = time.perf_counter()
+        if stop:
+            return reason or "another rank was asked to stop"
+    return None
+
+
+def mean_loss(totals: Totals, weights: dict[str, float]) -> float:
+    """The loss as it is minimised: the weighted sum of the terms' means."""
+    return sum(weights[name] * mean for name, mean in totals.means().items())

@@ -1,0 +1,141 @@
+"""One process's part of a run, from joined process group to exported model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from headway.checkpoint.layout import TrainingState
+from headway.checkpoint.random_state import capture_random_state
+from headway.checkpoint.save import SaveJob, save_checkpoint
+from headway.errors import RunDiffers, Stopped
+from headway.parallel.seam import EngineState
+from headway.plan.schema import Plan
+from headway.run.lock import stop_requested
+from headway.run.paths import RunDir
+from headway.train import finish
+from headway.train.build import Parts, build, documents, held_out, step_loader
+from headway.train.context import RankContext
+from headway.train.loop import Hooks, mean_loss, train
+from headway.train.peak import matmul_flops
+from headway.train.progress import Progress
+from headway.train.reporter import Reporter, SilentReporter
+from headway.train.tracking import start_tracker
+
+_LOOK_SECONDS = 1.0  # how often rank 0 looks for a stop request on the disk
+
+
+class Session:
+    def __init__(self, plan: Plan, run: RunDir, context: RankContext, device: torch.device):
+        self.plan, self.run_dir, self.context, self.device = plan, run, context, device
+        self.started = time.monotonic()
+        self._looked = 0.0
+        self._request: str | None = None
+        self.reporter: Reporter | SilentReporter = SilentReporter()
+
+    def run(self, signal_received: Callable[[], str | None]) -> None:
+        """Train to the end, save, evaluate, export. Raises Stopped (saved) or RunDiffers (the weights are safe)."""
+        parts = self._build()
+        reporter = self.reporter
+        loader = step_loader(parts)
+        hooks = Hooks(
+            first_step=self._first_step,
+            report=lambda report: reporter.step(report, parts.progress),
+            evaluate=lambda step: self._evaluate(parts, step),
+            save=lambda progress: self._save(parts, progress),
+            stop_reason=lambda: signal_received() or self._asked_to_stop(),
+            waited_seconds=lambda: loader.waited_seconds,
+        )
+        outcome = "failed"
+        try:
+            reason = train(self.plan, parts.engine, loader, parts.progress, hooks)
+            if reason is not None:
+                outcome = "stopped"
+                reporter.event("stopping", reason=reason, step=parts.progress.step)
+                raise Stopped(f"stopped at step {parts.progress.step} and saved: {reason}")
+            differences = parts.progress.differences(self.plan)
+            verified = finish.deliver(parts, reporter)
+            reporter.event("done", steps=parts.progress.step, tokens=parts.progress.tokens, differences=differences)
+            outcome = "done"
+            verified.require()
+            if differences:
+                raise RunDiffers("the run did not go as planned (the weights are safe): " + "; ".join(differences))
+        finally:
+            loader.close()
+            reporter.close(outcome)
+
+    def _build(self) -> Parts:
+        if self.context.rank == 0:
+            # Opened before the model is built, so that what the user waits for is named.
+            weights: dict[str, float] = {}
+            self.reporter = Reporter(self.run_dir, self.plan, self.device, weights)
+            self.reporter.event("process_group", world=self.context.world, backend=self.plan.launch.backend)
+            parts = build(self.plan, self.run_dir, self.context)
+            weights |= {name: term.weight for name, term in parts.task.terms.items()}
+            resumed = parts.resumed_from is not None
+            self.reporter.tracker = start_tracker(self.plan, self.run_dir, self.reporter, resumed=resumed)
+        else:
+            parts = build(self.plan, self.run_dir, self.context)
+        for notice in parts.notices:
+            self.reporter.event("warning", text=notice)
+        if parts.resumed_from:
+            self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
+        self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
+        return parts
+
+    def _first_step(self, step: int) -> None:
+        self.reporter.event("first_step", step=step, seconds=time.monotonic() - self.started)
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.numerics.precision]
+        self.reporter.peak_flops = matmul_flops(self.device, dtype)
+
+    def _asked_to_stop(self) -> str | None:
+        """Rank 0's view of the disk and the clock; other ranks hear of it in the step's exchange."""
+        if self.context.rank != 0:
+            return None
+        now = time.monotonic()
+        limit = self.plan.stop_after_seconds
+        if limit is not None and now - self.started >= limit:
+            return f"train.stop_after: {limit:.0f} s are over"
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked, self._request = now, stop_requested(self.run_dir)
+        return self._request
+
+    def _evaluate(self, parts: Parts, step: int) -> None:
+        if self.plan.facts.eval_windows == 0:
+            return
+        started = time.monotonic()
+        totals = parts.engine.evaluate(held_out(parts))
+        figures = parts.task.metrics(totals)
+        facts = self.plan.facts
+        if facts.eval_bytes and "loss" in totals.sums:
+            figures["bits_per_byte"] = totals.sums["loss"] / math.log(2) / facts.eval_bytes
+            figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
+        figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in parts.task.terms.items()}))
+        self.reporter.event("evaluation", step=step, seconds=time.monotonic() - started, **figures)
+
+    def _save(self, parts: Parts, progress: Progress) -> None:
+        state: EngineState = parts.engine.state()
+        training = TrainingState(
+            step=progress.step,
+            position=progress.position,
+            tokens=progress.tokens,
+            scalars=state.scalars,
+            counters=progress.counters(),
+            plan_digest=self.plan.digest(),
+        )
+        job = SaveJob(
+            state=training,
+            slices=state.slices,
+            random_state=capture_random_state(self.device),
+            keep=self.plan.checkpoint.keep,
+            protect=frozenset([parts.resumed_from] if parts.resumed_from else []),
+            documents=documents(parts),
+        )
+        saved = save_checkpoint(parts.store, job, parts.ranks)
+        fields = {"step": saved.step, "seconds": saved.seconds, "bytes": saved.size_bytes}
+        self.reporter.event("checkpoint", path=f"checkpoints/{saved.name}", **fields)
+        for notice in saved.notices:
+            self.reporter.event("warning", text=notice)

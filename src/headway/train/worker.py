@@ -1,0 +1,110 @@
+"""The entry of every rank: `python -m headway.train.worker RUN_DIR`, whoever starts it.
+
+    torchrun --nproc_per_node=2 -m headway.train.worker RUN_DIR
+    deepspeed --num_gpus=2 --module headway.train.worker RUN_DIR
+
+Its only input is RUN_DIR/plan.json and the rank variables. Returns an exit code of headway.errors; a rank that fails
+writes logs/rank-N.error.json with its own words before it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from headway.errors import EXIT_OK, HeadwayError, Stopped
+from headway.run.paths import RunDir
+
+
+class StopSignals:
+    """SIGTERM and SIGINT ask for a save and an end; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = signal.Signals(number).name
+
+
+def main(run_dir: str, local_rank: int | None = None) -> int:
+    """Train the run in `run_dir` from where it stands; returns the exit code."""
+    run = RunDir(Path(run_dir).resolve())
+    rank = int(os.environ.get("RANK", "0"))
+    signals = StopSignals()
+    try:
+        return _train(run, local_rank, signals)
+    except BaseException as error:
+        code = _report_failure(run, rank, error)
+        if isinstance(error, Stopped):
+            return code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # tidying up would wait for peers that wait for this rank
+
+
+def _train(run: RunDir, local_rank: int | None, signals: StopSignals) -> int:
+    from headway.plan.files import read_plan
+    from headway.train import environment
+
+    plan = read_plan(run.plan)
+    environment.prepare(plan.launch.device)
+    if plan.strategy.kind == "deepspeed":
+        import deepspeed  # noqa: F401
+
+        environment.after_import()
+    from headway.run.lock import JobLock
+    from headway.train.context import RankContext, check_world, join, leave
+    from headway.train.session import Session
+
+    context = RankContext.from_environment(local_rank)
+    check_world(context, plan)
+    with ExitStack() as stack:
+        if context.rank == 0 and not context.launched:
+            stack.enter_context(JobLock(run))
+        device = join(context, plan)
+        session = Session(plan, run, context, device)
+        session.run(lambda: signals.received)
+        leave()
+    return EXIT_OK
+
+
+def _report_failure(run: RunDir, rank: int, error: BaseException) -> int:
+    """Own words to the error file, the traceback to the log; returns the exit code."""
+    code = error.exit_code if isinstance(error, HeadwayError) else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    if not isinstance(error, Stopped):
+        traceback.print_exception(error)
+        message = str(error) or type(error).__name__
+        words = {"rank": rank, "time": time.time(), "type": type(error).__name__, "message": message, "exit_code": code}
+        path = run.rank_error(rank)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(words))
+        except OSError as failed:  # a full disk: the log line above must do
+            print(f"could not write {path}: {failed}", file=sys.stderr)
+    return code
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m headway.train.worker", description="One rank of a run.")
+    parser.add_argument("run_dir", help="the run directory; it holds plan.json")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help="set by the deepspeed launcher")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _given = _arguments()
+    sys.exit(main(_given.run_dir, _given.local_rank))
