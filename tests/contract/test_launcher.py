@@ -47,6 +47,7 @@ def test_submit_sends_what_render_printed(launcher: Launcher, tmp_path: Path) ->
     assert (tmp_path / "launch.sh").read_text() == printed
     for rank in (0, 1):
         seen = trace(tmp_path, rank, "environment")
+        assert seen.pop("HEADWAY_LAUNCHED") == "1"  # said by the supervisor that holds the lock, not by the text
         asked = rank_environment(job, rank, job.launch.port or 0)
         assert seen == {name: value for name, value in asked.items() if name != "PYTHONPATH"}
 

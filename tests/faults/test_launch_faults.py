@@ -56,6 +56,7 @@ def test_ranks_that_end_well(tmp_path: Path, method: str) -> None:
     assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "2"
     assert environment["MASTER_PORT"] == trace(tmp_path, 0, "environment")["MASTER_PORT"]
     assert environment["DS_ACCELERATOR"] == "cpu"
+    assert environment["HEADWAY_LAUNCHED"] == "1"
     assert trace(tmp_path, 1, "argv") == [str(tmp_path)]
 
 

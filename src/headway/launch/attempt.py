@@ -13,7 +13,7 @@ from headway.errors import WorkerFailed
 from headway.launch import files, forkserver
 from headway.launch.commands import WORKER_MODULE, rank_command, rank_environment, render
 from headway.launch.forked import RankStart
-from headway.launch.ranks import Lifeline, Rank, start_command
+from headway.launch.ranks import LAUNCHED, Lifeline, Rank, start_command
 from headway.launch.seam import JobSpec, JobStatus, RankFailure
 from headway.launch.signals import StopRequests
 from headway.launch.verdict import RankEnd, fails, judge
@@ -25,6 +25,7 @@ Method = Literal["auto", "exec", "fork"]
 
 _SERVER_WAIT_SECONDS = 180.0
 _AFTER_KILL_SECONDS = 5.0
+_CUT_OFF = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # ended without saving
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Attempt:
             log=RunDir(self.job.run_dir).logs(number),
             directory=Path.cwd(),
             threads=self.job.launch.threads,
-            environment=rank_environment(self.job, number, self.port),
+            environment=rank_environment(self.job, number, self.port) | LAUNCHED,
         )
         return forkserver.fork_rank(start, number)
 
@@ -185,7 +186,7 @@ class Attempt:
 
     def _status(self) -> JobStatus:
         ends = [self._ends[number] for number in sorted(self._ends)]
-        cut_off = [end for end in ends if end.exit_code in (-signal.SIGTERM, -signal.SIGKILL)]
+        cut_off = [end for end in ends if end.exit_code in _CUT_OFF]
         if not self.stop.asked or (ends and not cut_off):
             return judge(ends, self.job.run_dir)
         reason = "ended at once" if self.stop.at_once else "stopped" if ends else "stopped before the ranks started"

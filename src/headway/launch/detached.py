@@ -10,6 +10,8 @@ from headway.launch.attempt import LocalOptions
 from headway.launch.seam import JobSpec
 from headway.launch.supervise import run_job
 from headway.plan.schema import LaunchPlan
+from headway.run.lock import JobLock
+from headway.run.paths import RunDir
 
 
 def main() -> int:
@@ -21,7 +23,8 @@ def main() -> int:
         environment=request["environment"],
         resume=request["resume"],
     )
-    status = run_job(job, lambda: None, LocalOptions(**request["options"]))
+    with JobLock(RunDir(job.run_dir)):
+        status = run_job(job, lambda: None, LocalOptions(**request["options"]))
     return status.exit_code or 0
 
 

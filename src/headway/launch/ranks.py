@@ -9,6 +9,10 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# Tells the worker that its launcher holds the run's lock. No part of the printed command: a user who runs that by hand
+# holds no lock, and the worker then takes it.
+LAUNCHED = {"HEADWAY_LAUNCHED": "1"}
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -35,7 +39,8 @@ class Rank:
 
 def start_command(command: str, number: int) -> Rank:
     """Start one rendered command; the shell replaces itself by the rank, which therefore has the shell's pid."""
-    process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], start_new_session=True)
+    environment = {**os.environ, **LAUNCHED}
+    process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], env=environment, start_new_session=True)
     return Rank(number, process.pid, process.poll)
 
 

@@ -15,7 +15,8 @@ def run_job(job: JobSpec, on_tick: Callable[[], None], options: LocalOptions | N
 
     state 'done': every rank returned 0. 'stopped' with exit code 75: saved, `headway resume` goes on; with another
     code and a `failure`: stopped before it could save. 'failed': `failure` is the first rank that failed, with its own
-    error. `exit_code` is what `headway train` returns. In the main thread Ctrl-C, SIGTERM and SIGHUP are heard.
+    error. `exit_code` is what `headway train` returns. The caller holds the run's lock.
+    In the main thread Ctrl-C, SIGTERM and SIGHUP are heard.
     """
     options = options or LocalOptions()
     port = choose_port(job.launch.port, job.run_dir)
