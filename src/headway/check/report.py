@@ -1,0 +1,84 @@
+"""What a check found, and all findings together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from headway.errors import CheckFailed, Problem
+
+Level = Literal["red", "yellow", "green"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One check's finding. red stops the run, yellow is said, green is fine. `fix`: what to type or write."""
+
+    name: str
+    level: Level
+    finding: str
+    fix: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.level != "red"
+
+
+def green(name: str, finding: str) -> Verdict:
+    return Verdict(name, "green", finding)
+
+
+def yellow(name: str, finding: str, fix: str = "") -> Verdict:
+    return Verdict(name, "yellow", finding, fix)
+
+
+def red(name: str, finding: str, fix: str) -> Verdict:
+    return Verdict(name, "red", finding, fix)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts, in the order of the table of checks."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(verdict.ok for verdict in self.verdicts)
+
+    @property
+    def reds(self) -> tuple[Verdict, ...]:
+        return tuple(verdict for verdict in self.verdicts if verdict.level == "red")
+
+    @property
+    def exit_code(self) -> int:
+        """0 all green, 1 something yellow, 2 something red: what `headway plan --check-only` ends with."""
+        levels = {verdict.level for verdict in self.verdicts}
+        return 2 if "red" in levels else 1 if "yellow" in levels else 0
+
+    def forced(self, names: Iterable[str]) -> Report:
+        """The red findings of these names passed, and said to be."""
+        passed = set(names)
+        return Report(
+            tuple(
+                replace(v, level="yellow", finding=f"passed by --force: {v.finding}")
+                if v.level == "red" and v.name in passed
+                else v
+                for v in self.verdicts
+            )
+        )
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(name, level, finding, fix) for a table."""
+        return [(v.name, v.level, v.finding, v.fix) for v in self.verdicts]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "verdicts": [asdict(v) | {"ok": v.ok} for v in self.verdicts]}
+
+    def raise_if_red(self) -> None:
+        """Raises CheckFailed with every red finding and its fix."""
+        if self.reds:
+            problems = [Problem(v.name, v.finding, fix=v.fix) for v in self.reds]
+            fix = f"repair it, or pass one finding that you know of: --force {self.reds[0].name}"
+            raise CheckFailed("the run was not started", problems=problems, fix=fix)

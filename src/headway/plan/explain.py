@@ -1,0 +1,156 @@
+"""A plan as rows of text: the summary, the memory by item, one value's reason, what differs between two plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any, cast
+
+from headway.errors import PlanError
+from headway.plan.memory import used_bytes
+from headway.plan.schema import IntervalPlan, Plan
+from headway.units import format_bytes, format_count, format_seconds
+
+Row = tuple[str, str, str]  # what, value, why
+
+REJECTED = "strategy.rejected."
+NOTES = "notes."
+
+
+def summary_rows(plan: Plan) -> list[Row]:
+    """What will be trained, how, and why, in a dozen lines."""
+    why = plan.reasons.get
+    batch, schedule, launch = plan.batch, plan.schedule, plan.launch
+    numerics, used = plan.numerics, used_bytes(plan.memory, plan.cluster)
+    triple = f"{batch.micro_batch} x {batch.accumulation} x {batch.data_parallel_size} = {batch.slots}"
+    options = [name for name in ("activation_checkpointing", "compile", "tf32") if getattr(numerics, name)]
+    options += [f"loss in chunks of {numerics.loss_chunk_tokens} tokens"] if numerics.loss_chunk_tokens else []
+    return [
+        ("model", _model_text(plan), "counted from its config"),
+        ("data", _data_text(plan), why("facts", plan.data.store)),
+        ("devices", f"{launch.processes} x {plan.cluster.device_name}", why("launch.processes", "")),
+        ("strategy", plan.strategy.label, why("strategy", "")),
+        ("precision", ", ".join([numerics.precision, *options]), why("numerics.precision", "")),
+        ("attention", plan.model.attention, why("model.attention", "")),
+        ("global batch", _batch_text(plan), why("batch.global_sequences", "")),
+        ("micro batch x accumulation x ranks", triple, why("batch.micro_batch", "")),
+        ("steps", f"{schedule.steps} ({format_count(schedule.tokens)} tokens)", why("schedule.steps", "")),
+        ("learning rate", _rate_text(plan), why("schedule.warmup_steps", "")),
+        ("memory", f"{format_bytes(used)} of {format_bytes(plan.memory.device_limit_bytes)} a process", "estimated"),
+        ("evaluate", interval_text(plan.evaluate), why("evaluate", "")),
+        ("checkpoint", _checkpoint_text(plan), why("checkpoint.every", "")),
+    ]
+
+
+def _model_text(plan: Plan) -> str:
+    shape = plan.shape
+    size = f"{format_count(shape.parameters)} parameters, {shape.layers} layers of {shape.hidden}"
+    return f"{shape.arch}, {size}" + (f", from {plan.model.path}" if plan.model.path else "")
+
+
+def _data_text(plan: Plan) -> str:
+    data = plan.facts
+    about = "about " if data.estimated else ""
+    epochs = plan.schedule.steps * plan.batch.global_sequences / max(1, data.train_windows)
+    windows = f"{format_count(data.train_windows)} windows of {data.sequence}"
+    return f"{about}{format_count(data.tokens)} tokens, {windows}; read {epochs:.2g} times"
+
+
+def _batch_text(plan: Plan) -> str:
+    tokens = plan.batch.global_sequences * plan.data.sequence
+    return f"{plan.batch.global_sequences} sequences = {format_count(tokens)} tokens"
+
+
+def _rate_text(plan: Plan) -> str:
+    schedule = plan.schedule
+    after = f"{schedule.kind} to {schedule.min_lr:.3g}" if schedule.kind != "constant" else "constant"
+    return f"{schedule.peak_lr:.3g} after {schedule.warmup_steps} steps, then {after}"
+
+
+def _checkpoint_text(plan: Plan) -> str:
+    every = interval_text(plan.checkpoint.every)
+    at_end = ", and at the end" if plan.checkpoint.at_end else ""
+    return f"{every}{at_end}; keep {plan.checkpoint.keep}"
+
+
+def interval_text(interval: IntervalPlan) -> str:
+    """'every 200 steps', 'every 30 min', 'never'."""
+    if interval.steps is not None:
+        return f"every {interval.steps} steps"
+    return f"every {format_seconds(interval.seconds)}" if interval.seconds is not None else "never"
+
+
+def memory_rows(plan: Plan) -> list[Row]:
+    """(item, on the device, on the host) of one process, and their sum."""
+    rows = [(i.name, format_bytes(i.device_bytes), _or_blank(i.host_bytes)) for i in plan.memory.items]
+    return [*rows, ("together", format_bytes(plan.memory.device_bytes), _or_blank(plan.memory.host_bytes))]
+
+
+def _or_blank(count: int) -> str:
+    return format_bytes(count) if count else ""
+
+
+def rejected_rows(plan: Plan) -> list[tuple[str, str]]:
+    """(strategy, why not), in the order in which they were tried."""
+    return [
+        (key.removeprefix(REJECTED), reason.partition(": ")[2])
+        for key, reason in plan.reasons.items()
+        if key.startswith(REJECTED)
+    ]
+
+
+def note_texts(plan: Plan) -> list[str]:
+    """What the user should know of the model, that is no fault."""
+    return [reason for key, reason in plan.reasons.items() if key.startswith(NOTES)]
+
+
+def explain(plan: Plan, key: str) -> list[Row]:
+    """The values at a plan path and below it ("batch", "batch.micro_batch"), each with its reason.
+
+    A run file's key (train.micro_batch) is taken for the plan's (batch.micro_batch).
+
+    Raises:
+        PlanError: there is no such path; the nearest are named.
+    """
+    values = dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))
+    known = values.keys() | plan.reasons.keys()
+    path = key if _below(key, known) else _of_the_plan(key, known)
+    if path is None:
+        near = get_close_matches(key, sorted(known), n=3, cutoff=0.4) or sorted(plan.reasons)[:3]
+        raise PlanError(f"the plan has no value {key!r}", fix=f"for example --explain {', '.join(near)}")
+    names = dict.fromkeys([*_below(path, plan.reasons), *_below(path, values)])
+    return [
+        (name, _text(values.get(name, "")), plan.reasons.get(name, "as the run file or its default says"))
+        for name in names
+    ]
+
+
+def _below(path: str, names: Any) -> list[str]:
+    return [name for name in names if name == path or name.startswith(f"{path}.")]
+
+
+def _of_the_plan(key: str, known: set[str]) -> str | None:
+    """The plan's path of a run-file key: the only one that ends in the same word."""
+    word = key.rpartition(".")[2]
+    ends = sorted(name for name in known if name.rpartition(".")[2] == word)
+    return ends[0] if len(ends) == 1 else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def flatten(value: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, leaf) of nested mappings; lists are leaves."""
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for name, inner in cast("dict[str, object]", value).items():
+        yield from flatten(inner, f"{prefix}.{name}" if prefix else name)
+
+
+def differences(old: Plan, new: Plan) -> list[Row]:
+    """(path, old value, new value) of everything that a re-plan changed, reasons and memory items apart."""
+    left, right = (dict(flatten(p.model_dump(mode="json", exclude={"reasons", "memory"}))) for p in (old, new))
+    paths = dict.fromkeys([*left, *right])
+    return [(p, _text(left.get(p)), _text(right.get(p))) for p in paths if left.get(p) != right.get(p)]
