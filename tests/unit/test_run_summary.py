@@ -148,7 +148,9 @@ def test_checkpoints_in_the_order_of_their_saving(run: RunDir) -> None:
     write_checkpoint(run, "step-00000200", 200, 2)
     write_checkpoint(run, "step-00000100", 100, 1)
     write_checkpoint(run, "step-00000150", 150, 3)
+    (run.checkpoints / "step-00000110").mkdir()
     (run.checkpoints / "step-00000175").mkdir()
+    (run.checkpoints / "step-00000175" / "rank-00000.json").write_text("{}")
     (run.checkpoints / "step-00000200" / "state.json").write_bytes(b"short")
     found = list_checkpoints(run)
     assert [(item.step, item.bytes, item.complete) for item in found] == [

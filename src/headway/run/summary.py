@@ -100,7 +100,8 @@ def summarise_all(root: Path) -> list[RunSummary]:
 def list_checkpoints(run: RunDir) -> tuple[CheckpointSummary, ...]:
     """The checkpoints of a run in the order in which they were saved; content is not read, only sizes."""
     found: list[tuple[int, CheckpointSummary]] = []
-    for folder in run.checkpoints.glob("step-*"):
+    # A folder without a file is what a kill just after its making leaves; no checkpoint was begun.
+    for folder in {path.parent for path in run.checkpoints.glob("step-*/*")}:
         manifest = _dict(_json(folder / CHECKPOINT_MANIFEST).get("manifest"))
         try:
             files = {str(entry["name"]): int(entry["size_bytes"]) for entry in manifest["files"]}
