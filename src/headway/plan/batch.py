@@ -143,21 +143,22 @@ def _impossible(request: BatchRequest) -> PlanError:
 def nearest_legal(request: BatchRequest, count: int = SUGGESTIONS) -> list[str]:
     """The legal settings closest to what was asked, nearest first, as overrides to paste.
 
-    Distance is the sum of the changes' logarithms: half and double are equally far. The pair may change, or the global
-    batch (which changes what is learnt, so it comes after a pair of equal distance).
+    Distance is the sum of the changes' logarithms: half and double are equally far. The last one keeps the pair and
+    changes the global batch, and with it what is learnt.
     """
     total, ranks = request.global_sequences, request.data_parallel_size
     asked_micro = request.micro_batch or max(1, -(-total // ((request.accumulation or 1) * ranks)))
     asked_steps = request.accumulation or accumulation_for(total, asked_micro, ranks)
     share = -(-total // ranks)
-    found: list[tuple[float, int, str]] = []
+    found: list[tuple[float, str]] = []
     for micro in range(1, min(share, request.largest_micro_batch) + 1):
         steps = accumulation_for(total, micro, ranks)
         distance = abs(math.log(micro / asked_micro)) + abs(math.log(steps / asked_steps))
         filler = micro * steps * ranks - total
         note = f"  ({micro} x {steps} x {ranks} = {total + filler}" + (f", {filler} fillers)" if filler else ")")
-        found.append((distance, 0, f"train.micro_batch={micro} train.accumulation={steps}{note}"))
+        found.append((distance, f"train.micro_batch={micro} train.accumulation={steps}{note}"))
+    texts = [text for _, text in sorted(found)[:count]]
     other = asked_micro * asked_steps * ranks
     if other != total and request.micro_batch is not None:
-        found.append((abs(math.log(other / total)), 1, f"train.global_batch='{other} sequences'  (keeps the pair)"))
-    return [text for _, _, text in sorted(found)[:count]]
+        texts.append(f"train.global_batch='{other} sequences'  (keeps the pair, and changes what a step learns)")
+    return texts

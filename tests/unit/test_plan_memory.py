@@ -1,0 +1,201 @@
+"""Model states by strategy against the ZeRO paper, and how the estimate moves with what it depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fakes.plans import A100_8, GIB, LAPTOP, shape
+from headway.plan.memory import (
+    MemoryRequest,
+    activation_bytes,
+    device_limit_bytes,
+    estimate_memory,
+    fits,
+    logits_bytes,
+    loss_chunk_for,
+    model_states,
+    moments_of,
+    used_bytes,
+)
+from headway.plan.schema import MemoryPlan, OptimizerPlan, StrategyPlan
+
+ADAMW = OptimizerPlan(kind="adamw", betas=(0.9, 0.95), eps=1e-8, momentum=0.9, weight_decay=0.1, clip=1.0)
+PAPER = shape(7_500_000_000)
+
+
+def zero(stage: int, **changes: Any) -> StrategyPlan:
+    return StrategyPlan(kind="deepspeed", stage=stage, **changes)
+
+
+def request(strategy: StrategyPlan, **changes: Any) -> MemoryRequest:
+    base = MemoryRequest(
+        shape=PAPER,
+        cluster=A100_8,
+        strategy=strategy,
+        optimizer=ADAMW,
+        precision="bf16",
+        processes=64,
+        micro_batch=1,
+        sequence=2048,
+        activation_checkpointing=False,
+        loss_chunk_tokens=0,
+        attention="flash",
+    )
+    return replace(base, **changes)
+
+
+def states(strategy: StrategyPlan, **changes: Any) -> tuple[int, int]:
+    """(on the device, on the host)."""
+    items = model_states(request(strategy, **changes))
+    return sum(i.device_bytes for i in items), sum(i.host_bytes for i in items)
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_papers_numbers(stage: int, gigabytes: float) -> None:
+    """7.5 B parameters on 64 devices (ZeRO, figure 1); GB there are 1e9 bytes."""
+    assert round(states(zero(stage))[0] / 1e9, 1) == gigabytes
+
+
+@pytest.mark.parametrize(
+    ("stage", "formula"),
+    [
+        (0, lambda p, n: 16 * p),
+        (1, lambda p, n: 4 * p + 12 * p / n),
+        (2, lambda p, n: 2 * p + 14 * p / n),
+        (3, lambda p, n: 16 * p / n),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 4, 1024])
+def test_16_bit_with_a_master_copy(stage: int, formula: Any, ranks: int) -> None:
+    assert states(zero(stage), processes=ranks)[0] == pytest.approx(formula(7.5e9, ranks), abs=32)
+
+
+def test_states_fall_from_stage_to_stage() -> None:
+    """1e9 parameters on 4 ranks: each stage keeps less than the one before."""
+    kept = [states(zero(stage), shape=shape(10**9), processes=4)[0] for stage in range(4)]
+    assert kept == sorted(kept, reverse=True)
+    assert kept == [16 * 10**9, 7 * 10**9, 5_500_000_000, 4 * 10**9]
+
+
+def test_fp32_states() -> None:
+    """Without a master copy 4 + 4 + 8; DeepSpeed's stages 1 and 2 keep one all the same."""
+    p, n = 10**9, 4
+    few = {"shape": shape(p), "processes": n, "precision": "fp32"}
+    assert states(StrategyPlan(kind="ddp"), **few)[0] == 16 * p
+    assert states(zero(0), **few)[0] == 16 * p
+    assert states(zero(1), **few)[0] == 8 * p + 12 * p // n
+    assert states(zero(2), **few)[0] == 4 * p + 16 * p // n
+    assert states(zero(3), **few)[0] == 16 * p // n
+
+
+def test_ddp_in_bf16_keeps_fp32_weights_and_their_16_bit_copies() -> None:
+    p = 10**9
+    assert states(StrategyPlan(kind="ddp"), shape=shape(p))[0] == 16 * p + 2 * p
+
+
+def test_offload_moves_states_to_the_host() -> None:
+    p, n = 10**9, 4
+    few = {"shape": shape(p), "processes": n}
+    device, host = states(zero(2, offload_optimizer=True), **few)
+    assert device == 2 * p
+    assert host == (12 + 4) * p // n
+    device, host = states(zero(3, offload_optimizer=True, offload_parameters=True), **few)
+    assert device == 0
+    assert host == (2 + 12 + 4 + 2) * p // n
+
+
+@pytest.mark.parametrize(
+    ("kind", "momentum", "count"),
+    [("adamw", 0.9, 2), ("adam", 0.9, 2), ("sgd", 0.9, 1), ("sgd", 0.0, 0), ("rmsprop", 0.9, 1)],
+)
+def test_other_optimizers_keep_less(kind: Any, momentum: float, count: int) -> None:
+    optimizer = ADAMW.model_copy(update={"kind": kind, "momentum": momentum})
+    assert moments_of(optimizer) == count
+    few = {"shape": shape(10**9), "precision": "fp32", "optimizer": optimizer}
+    assert states(StrategyPlan(kind="ddp"), **few)[0] == (8 + 4 * count) * 10**9
+
+
+def test_items_have_names_and_add_up() -> None:
+    plan = estimate_memory(request(zero(3, reduce_bucket_elements=10**6, prefetch_bucket_elements=10**6)))
+    names = [item.name for item in plan.items]
+    assert names == [
+        "parameters",
+        "gradients",
+        "optimizer states",
+        "gathered parameters",
+        "activations",
+        "logits and loss",
+        "communication buckets",
+        "runtime",
+    ]
+    assert plan.device_bytes == sum(item.device_bytes for item in plan.items)
+    gathered = next(item for item in plan.items if item.name == "gathered parameters")
+    assert gathered.device_bytes == 2 * (PAPER.largest_layer_parameters + 10**6)
+
+
+def test_overlap_needs_a_second_bucket_at_stages_1_and_2() -> None:
+    def buckets(strategy: StrategyPlan) -> int:
+        items = estimate_memory(request(strategy)).items
+        return sum(item.device_bytes for item in items if item.name == "communication buckets")
+
+    size = {"reduce_bucket_elements": 10**6}
+    assert buckets(zero(2, **size)) == 2 * 10**6
+    assert buckets(zero(2, **size, overlap_comm=True)) == 2 * 2 * 10**6
+    assert buckets(zero(3, **size, overlap_comm=True)) == 2 * 10**6
+    assert buckets(StrategyPlan(kind="ddp", **size)) == 0
+
+
+def test_activations_grow_with_the_batch_and_shrink_by_checkpointing() -> None:
+    one = activation_bytes(request(zero(2)))
+    assert activation_bytes(request(zero(2), micro_batch=3)) == 3 * one
+    kept = activation_bytes(request(zero(2), activation_checkpointing=True))
+    assert kept < one / 5
+    # only the layers' inputs and one layer: a 16-bit stream of 4096 for 2048 tokens and 36 layers is 604 MB
+    assert kept == pytest.approx(604e6 + one / 36, rel=0.1)
+
+
+def test_eager_attention_keeps_the_score_matrices() -> None:
+    plain = activation_bytes(request(zero(2), attention="sdpa"))
+    eager = activation_bytes(request(zero(2), attention="eager"))
+    assert eager - plain == 36 * 32 * 2048**2 * 6  # layers x heads x sequence^2 x (fp32 and its 16-bit copy)
+
+
+def test_chunks_bound_the_logits() -> None:
+    assert logits_bytes(request(zero(2))) == 2048 * 32000 * 14
+    assert logits_bytes(request(zero(2), loss_chunk_tokens=512)) == 512 * 32000 * 14
+    assert logits_bytes(request(zero(2), loss_chunk_tokens=10**6)) == 2048 * 32000 * 14
+    assert loss_chunk_for(2048, 32000)[0] == 0  # 0.24 GiB
+    chunk, reason = loss_chunk_for(32 * 2048, 32000)
+    assert chunk % 256 == 0
+    assert 0.9 * GIB < chunk * 32000 * 4 <= GIB
+    assert "7.81 GiB" in reason
+    assert loss_chunk_for(8192, 10**7)[0] == 256  # one chunk alone is above the bound: no smaller
+
+
+def test_limits() -> None:
+    assert device_limit_bytes(A100_8, 8) == int(0.9 * 80 * GIB)
+    one, two = device_limit_bytes(LAPTOP, 1), device_limit_bytes(LAPTOP, 2)
+    assert one == int(0.9 * 24 * GIB - GIB)
+    assert two == pytest.approx(one / 2, abs=1)
+
+
+def test_on_a_cpu_what_is_offloaded_stays_in_the_same_memory() -> None:
+    offload = zero(2, offload_optimizer=True)
+    small = {"shape": shape(10**8), "cluster": LAPTOP, "precision": "fp32", "processes": 2, "sequence": 8}
+    memory = estimate_memory(request(offload, **small))
+    assert memory.host_bytes > 0
+    assert used_bytes(memory, LAPTOP) == memory.device_bytes + memory.host_bytes
+    assert used_bytes(memory, A100_8) == memory.device_bytes
+    full = MemoryPlan(items=memory.items, device_limit_bytes=memory.device_bytes + 1)
+    assert not fits(full, LAPTOP, 2)
+    assert fits(full, A100_8, 2)
+
+
+def test_the_host_must_hold_what_all_its_processes_put_there() -> None:
+    memory = estimate_memory(request(zero(3, offload_optimizer=True), processes=8, activation_checkpointing=True))
+    assert memory.device_bytes < memory.device_limit_bytes
+    assert fits(memory, A100_8, 8)
+    assert not fits(memory, A100_8.model_copy(update={"host_memory_bytes": 120 * GIB}), 8)
