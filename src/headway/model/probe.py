@@ -1,0 +1,73 @@
+"""`python -m headway.model.probe CONFIG.json`: the shape of any transformers model, counted on the built architecture.
+
+Prints a ModelShape as JSON on the last line of its output. For the planner, which loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from headway.errors import HeadwayError
+from headway.facts.schema import ModelShape
+from headway.model.skeleton import build_skeleton, model_class, read_config
+
+
+def shape_of_model(model: Any) -> ModelShape:
+    """Counts of a model whose parameters may be on the meta device. Tied parameters count once."""
+    config = model.config.get_text_config()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    vocabulary = {id(p): p.numel() for part in (embedding, head) if part is not None for p in part.parameters()}
+    hidden = int(config.hidden_size)
+    heads = int(getattr(config, "num_attention_heads", 0) or 1)
+    return ModelShape(
+        arch=str(model.config.model_type),
+        parameters=count(model),
+        trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        embedding_parameters=sum(vocabulary.values()),
+        hidden=hidden,
+        layers=int(config.num_hidden_layers),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        ffn=int(_first(config, "intermediate_size", "n_inner", "ffn_dim", "d_ff") or 4 * hidden),
+        vocab=int(config.vocab_size),
+        max_sequence=int(_first(config, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
+        tied=head is not None and head.weight is embedding.weight,
+        largest_layer_parameters=largest_layer(model),
+    )
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def largest_layer(model: nn.Module) -> int:
+    """Parameters of the largest block, embedding or head: what ZeRO-3 gathers at once."""
+    blocks = [block for part in model.modules() if isinstance(part, nn.ModuleList) for block in part]
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    return max((count(part) for part in [*blocks, *tables]), default=0)
+
+
+def _first(config: Any, *names: str) -> Any:
+    return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 with the shape on stdout, or the error's code with its message on stderr."""
+    try:
+        config = read_config(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        model = build_skeleton(model_class(config), config)
+    except HeadwayError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    print(shape_of_model(model).model_dump_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
