@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headway.data.holdout import held_out
-from headway.data.store import FORMAT, MANIFEST, content_hash
+from headway.data.manifest import FORMAT, MANIFEST, content_hash
 from headway.data.work import SHOWN_PLACES, TaskResult, WorkSpec, task_file
 from headway.errors import DataError, Problem
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.schema import SourceConfig
+from headway.data.arrays import is_complete
 from headway.data.assemble import assemble, fill_manifest, write_manifest
 from headway.data.crew import run_tasks
 from headway.data.lock import only_builder
+from headway.data.manifest import FORMAT
 from headway.data.raw import RawData, hash_raw
 from headway.data.seam import DataSource, ProgressReporter, Silent
 from headway.data.sources import concrete, open_source
-from headway.data.store import FORMAT, is_complete
 from headway.data.vocabulary import Vocabulary, read_vocabulary
 from headway.data.work import Task, WorkSpec
 from headway.errors import DataError, Problem

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.data.arrays import TokenStore
 from headway.data.build import StoreRequest, open_sources
 from headway.data.packing import Layout, open_index, truncated
-from headway.data.store import TokenStore
 from headway.facts.schema import DataFacts
 from headway.units import format_bytes, format_count, format_seconds
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.data.arrays import Split, TokenStore
 from headway.data.order import windows_at
 from headway.data.seam import IGNORE, Sample
-from headway.data.store import Split, TokenStore
 
 _INDEX_VERSION = 1
 

@@ -17,7 +17,9 @@ from headway.data.vocabulary import hash_tokenizer
 from headway.errors import ModelError, Problem
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_READABLE_BY_TRANSFORMERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+_WANTED = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "config.json"]
+_WANTED += [*_SLOW_FILES, "merges.txt"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,16 @@ def find_tokenizer(request: TokenizerRequest) -> Path | None:
         return find_trained(request.training_text, request.config.train, request.base / request.cache)
     if request.config.from_ is None:
         return None
-    folder = request.base / Path(request.config.from_).expanduser()
-    return folder if (folder / "tokenizer.json").is_file() else None
+    folder: Path | None = request.base / Path(request.config.from_).expanduser()
+    if not folder.is_dir() and _HUB_ID.fullmatch(request.config.from_):
+        folder = _cached(request.config.from_, request.revision)
+    return folder if folder and (folder / "tokenizer.json").is_file() else None
 
 
 def _from_folder(folder: Path, request: TokenizerRequest, report: ProgressReporter) -> Path:
     if (folder / "tokenizer.json").is_file():
         return folder
-    readable = [name for name in _READABLE_BY_TRANSFORMERS if (folder / name).is_file()]
+    readable = [name for name in _SLOW_FILES if (folder / name).is_file()]
     if not readable:
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
         fix = f"the folder must hold tokenizer.json (it holds {held}); or write {request.key}: {{train: 32k}}"
@@ -88,20 +92,32 @@ def _from_hub(name: str, request: TokenizerRequest, report: ProgressReporter) ->
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         problem = Problem(where, f"there is no folder {request.base / name}", name, "relative to the run file's folder")
         raise ModelError(problems=[problem])
+    folder = _cached(name, request.revision)
+    if folder is not None:
+        return _from_folder(folder, request, report)
     from huggingface_hub import snapshot_download
 
-    wanted = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "config.json"]
-    report.note(f"looking up {name} in the local cache and on the Hub")
+    report.note(f"fetching the tokenizer of {name}")
     try:
-        folder = Path(
-            snapshot_download(name, revision=request.revision, allow_patterns=[*wanted, "vocab*", "merges.txt"])
-        )
+        folder = Path(snapshot_download(name, revision=request.revision, allow_patterns=_WANTED))
     except Exception as error:  # the hub's many errors have no root of their own
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        rule = f"is neither a folder below {request.base} nor a Hub id that could be had ({first})"
-        fix = "without network, download it elsewhere and name the folder, or fill the local Hugging Face cache first"
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        rule = f"is no folder below {request.base}, not in the local cache, and cannot be fetched ({first[:160]})"
+        fix = f"check the spelling; without a network, run `hf download {name}` elsewhere and name the folder"
         raise ModelError(problems=[Problem(where, rule, name, fix)]) from error
     return _from_folder(folder, request, report)
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The local cache's copy of a Hub id, if it holds a tokenizer; asks no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, FileNotFoundError):
+        return None
+    return folder if any((folder / file).is_file() for file in ("tokenizer.json", *_SLOW_FILES)) else None
 
 
 def _convert(source: str, request: TokenizerRequest) -> Path:

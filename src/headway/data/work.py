@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -84,9 +84,8 @@ class TaskResult:
             places.append(where)
 
     def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
-        content["problems"] = [{**asdict(p), "value": None if p.value is None else str(p.value)} for p in self.problems]
-        return content
+        problems = [{**vars(p), "value": None if p.value is None else str(p.value)} for p in self.problems]
+        return {**vars(self), "skipped": dict(self.skipped), "problems": problems}
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> TaskResult:

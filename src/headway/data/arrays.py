@@ -1,0 +1,104 @@
+"""The token store: a folder of memory-mapped arrays whose manifest, written last, says what they are.
+
+    manifest.json        hashes, counts, settings; without it the folder is no store
+    tokens-NNNNN.bin     token ids, little-endian uint16 or uint32; documents one after the other, never across files
+    offsets.npy          int64 [documents + 1]: where each document begins, counted over all token files
+    bytes.npy            int64 [documents]: UTF-8 bytes of its text
+    source.npy           uint16 [documents]: which source it came from
+    split.npy            uint8 [documents]: 0 train, 1 held out
+    index-*.npy          windows, made when first asked for (headway.data.packing)
+
+A document is [begin] tokens [end]. Format 1 holds no loss mask; a later format may add arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from headway.data.manifest import FORMAT, MANIFEST, ArrayFile, Manifest
+from headway.errors import DataError
+
+TRAIN, EVAL = 0, 1
+Split = Literal["train", "eval"]
+
+
+class TokenStore:
+    """An open store; arrays are mapped when first used.
+
+    Raises:
+        DataError: the folder is absent, incomplete, damaged, or of a later format.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.manifest = _read_manifest(path)
+        for file in self._files():
+            found = path / file.file
+            if not found.is_file() or found.stat().st_size != file.size_bytes:
+                raise DataError(
+                    f"token store {path} is damaged: {file.file} is absent or cut short",
+                    fix=f"delete that folder and build it again (headway data build): {path}",
+                )
+        self.offsets = self._map("offsets")
+        # Where each token file begins, counted over all of them.
+        self.starts = np.cumsum([0] + [file.items for file in self.manifest.tokens])[:-1].tolist()
+        self.shards = [self._map_tokens(file) for file in self.manifest.tokens]
+
+    def _files(self) -> list[ArrayFile]:
+        return [*self.manifest.tokens, *self.manifest.arrays.values()]
+
+    def _map(self, name: str) -> np.ndarray:
+        return np.asarray(np.load(self.path / self.manifest.arrays[name].file, mmap_mode="r"))
+
+    def _map_tokens(self, file: ArrayFile) -> np.ndarray:
+        # A plain array over the mapping: slicing np.memmap itself costs microseconds.
+        return np.asarray(np.memmap(self.path / file.file, dtype=self.manifest.dtype, mode="r"))
+
+    def documents(self, split: Split) -> np.ndarray:
+        """Numbers of the split's documents, int64, in stored order."""
+        return np.flatnonzero(self._map("split") == (EVAL if split == "eval" else TRAIN))
+
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of one document, with its begin and end tokens."""
+        first, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        shard = int(np.searchsorted(self.starts, first, side="right")) - 1
+        return self.shards[shard][first - self.starts[shard] : end - self.starts[shard]]
+
+    def document_bytes(self, split: Split) -> np.ndarray:
+        """UTF-8 bytes of each of the split's documents."""
+        return self._map("bytes")[self.documents(split)]
+
+    def verify(self) -> list[str]:
+        """Files whose content is not what the manifest says, read in full."""
+        damaged: list[str] = []
+        for file in self._files():
+            with (self.path / file.file).open("rb") as content:
+                if hashlib.file_digest(content, "sha256").hexdigest() != file.sha256:
+                    damaged.append(file.file)
+        return damaged
+
+
+def is_complete(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise DataError(f"there is no complete token store at {path}", fix="build it: headway data build RUN.yaml")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"token store {path} has format {content.get('format')}, this version reads {FORMAT}",
+            fix="build it again with this version: headway data build RUN.yaml",
+        )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise DataError(f"{file} is damaged: {error}", fix="delete the store and build it again") from error
