@@ -37,7 +37,7 @@ class LoadedRun:
 
     @property
     def base(self) -> Path:
-        return self.path.parent
+        return self.path.absolute().parent
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:

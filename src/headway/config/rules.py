@@ -56,9 +56,9 @@ def _arch(model: ModelConfig) -> Iterator[Problem]:
     if arch is None:
         return
     if arch.hidden % arch.heads and "head_dim" not in arch.extra:
-        near = min((n for n in range(1, arch.hidden + 1) if arch.hidden % n == 0), key=lambda n: abs(n - arch.heads))
-        rule = f"must divide model.config.hidden ({arch.hidden})"
-        yield Problem("model.config.heads", rule, arch.heads, f"{near} does")
+        nearby = [n for n in range(max(1, arch.heads - 64), arch.heads + 64) if arch.hidden % n == 0]
+        fix = f"{min(nearby, key=lambda n: abs(n - arch.heads))} does" if nearby else ""
+        yield Problem("model.config.heads", f"must divide model.config.hidden ({arch.hidden})", arch.heads, fix)
     if arch.kv_heads and arch.heads % arch.kv_heads:
         rule = f"must divide model.config.heads ({arch.heads})"
         yield Problem("model.config.kv_heads", rule, arch.kv_heads)
