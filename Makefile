@@ -1,8 +1,10 @@
-# make quickstart   install into .venv, then train, evaluate and export a small model on this machine
-# make test         the same .venv, and the tests             make lint   formatting, style and types
-# make bench        Headway beside its peers, same machine    make gpu-proof   the features that need a GPU, in 8 minutes
+# make quickstart    install into .venv, then train, evaluate and export a small model on this machine
+# make test          the same .venv, and the tests; with arguments for pytest: make test ARGS="-k launch"
+# make lint          formatting, style and types
+# make bench         Headway beside its peers, on this machine
+# make gpu-proof     the features that need a GPU, in at most eight minutes
 #
-# Another interpreter: make quickstart PYTHON=python3.12      Arguments for pytest: make test ARGS="-k launch"
+# Another interpreter: make quickstart PYTHON=python3.12
 
 PYTHON ?= python3
 ARGS ?=

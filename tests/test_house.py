@@ -43,6 +43,12 @@ READS_ENVIRONMENT = {
     "train/context.py": "the rank variables",
     "train/environment.py": "what DeepSpeed reads while it is imported",
 }
+# Called by another package, which decides what it passes.
+SIGNATURE_IS_FIXED = {
+    "packed_sdpa": "transformers' attention interface",
+    "packed_flash": "transformers' attention interface",
+}
+PRAGMA = re.compile(r"\s*# (noqa|pyright|type): .*$")  # a remark to a tool may stand beyond the margin
 VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "helper", "misc"}
 
 # Patterns are put together here so that this file does not match itself.
@@ -223,7 +229,7 @@ def test_functions_take_at_most_six_parameters() -> None:
             names += [arg.arg for arg in (given.vararg, given.kwarg) if arg is not None]
             if names[:1] in (["self"], ["cls"]):
                 names = names[1:]
-            if len(names) > 6:
+            if len(names) > 6 and function.name not in SIGNATURE_IS_FIXED:
                 many.append(f"{where(path, function.lineno)}: {function.name}({', '.join(names)})")
     assert not many, listed(many)
 
@@ -298,6 +304,7 @@ def test_lines_are_at_most_120_characters() -> None:
     for path in shipped():
         if path.suffix in (".py", ".toml", ".yaml", ".yml", ".sh") or path.name in ("Makefile", "run"):
             lines = path.read_text(encoding="utf-8").splitlines()
+            lines = [PRAGMA.sub("", line) for line in lines]
             long += [where(path, number) for number, line in enumerate(lines, start=1) if len(line) > 120]
     assert not long, listed(long)
 
