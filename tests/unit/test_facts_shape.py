@@ -36,7 +36,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {**PLAIN, "num_key_value_heads": 2}),  # head_dim left to the default, 128
     ("qwen3", {**PLAIN, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     ("gemma", {**PLAIN, "num_key_value_heads": 1}),
-    ("gemma", {**PLAIN, "num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "tie_word_embeddings": False}),
+    (
+        "gemma",
+        {**PLAIN, "num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "tie_word_embeddings": False},
+    ),
     ("gemma2", {**PLAIN, "num_key_value_heads": 2}),
     ("gemma2", {**PLAIN, "num_key_value_heads": 4, "head_dim": 12, "tie_word_embeddings": False}),
     ("gpt2", GPT2),

@@ -50,9 +50,9 @@ def kept_bytes(model: torch.nn.Module, attention: str, mode: Mode) -> int:
         alive.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with torch.autocast("cpu", torch.bfloat16, enabled=mode == "bf16 autocast"):
-            model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=mode == "bf16 autocast"):
+        model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
     copies = sum(p.numel() for p in model.parameters() if p.ndim == 2 and VOCAB not in p.shape[:1])
     positions_table = SEQUENCE * HIDDEN if hasattr(model, "wpe") else 0
     return sum(sizes.values()) - (2 * (copies - positions_table) if mode == "bf16 autocast" else 0)

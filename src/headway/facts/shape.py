@@ -147,7 +147,8 @@ def _head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
     if model == "bert":  # masked LM: transform and its norm before the head; word, position and segment embeddings
         segments = int(value_of(config, "max_sequence")) + int(config.get("type_vocab_size", 2))
         transform = size.hidden * size.hidden + size.hidden + final_norm
-        unused_bias = 0 if size.tied else size.vocab  # untied, transformers keeps the predictions' bias beside the head's
+        # untied, transformers keeps the predictions' own bias beside the head's
+        unused_bias = 0 if size.tied else size.vocab
         return matrix + size.vocab, segments * size.hidden + final_norm + transform + unused_bias
     if model == "gpt2":
         return matrix, size.positions * size.hidden + final_norm

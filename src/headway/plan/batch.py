@@ -119,7 +119,8 @@ def choose_micro_batch(request: BatchRequest) -> tuple[int, str]:
         return best, "a rank's whole share of the global batch"
     if best == cap:
         return best, request.limit_reason
-    return best, f"{fill(best)} fillers; the {request.limit_reason} ({cap}) would leave {fill(cap)}"
+    fillers = f"{fill(best)} fillers, not {fill(cap)}" if fill(best) else "no filler"
+    return best, f"{request.limit_reason} is {cap}, but {best} leaves {fillers}"
 
 
 def _impossible(request: BatchRequest) -> PlanError:

@@ -34,10 +34,8 @@ def read_plan(path: Path) -> Plan:
     version = raw.get("version")
     if version != PLAN_VERSION:
         made = f"Headway {raw.get('headway', '?')}"
-        fix = f"plan again with this version, or install the one that made it ({made})"
-        raise PlanError(
-            f"{path} is a plan of version {version}, made by {made}; this is version {PLAN_VERSION}", fix=fix
-        )
+        what = f"{path} is a plan of version {version}, made by {made}; this one reads version {PLAN_VERSION}"
+        raise PlanError(what, fix=f"plan again, or install the one that made it ({made})")
     if digest_of(raw) != digest:
         raise PlanError(f"{path} was changed by hand: its digest does not match", fix=_AGAIN)
     try:

@@ -1,0 +1,156 @@
+"""plan.json: written whole, read back equal; a change by hand, another version or damage is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.plans import A100_8, EXAMPLE, LAPTOP, SMALL, plan_of
+from headway.errors import PlanError
+from headway.plan.explain import (
+    differences,
+    explain,
+    interval_text,
+    memory_rows,
+    note_texts,
+    rejected_rows,
+    summary_rows,
+)
+from headway.plan.files import digest_of, read_plan, write_plan
+from headway.plan.schema import IntervalPlan
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    write_plan(plan_of(SMALL, LAPTOP), tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def edit(path: Path, change: object) -> None:
+    content = json.loads(path.read_text())
+    change(content)  # pyright: ignore[reportCallIssue]
+    path.write_text(json.dumps(content))
+
+
+def test_read_back_equal(written: Path) -> None:
+    plan = plan_of(SMALL, LAPTOP)
+    assert read_plan(written) == plan
+    content = json.loads(written.read_text())
+    assert content["digest"] == plan.digest() == digest_of(content["plan"])
+    assert [path.name for path in written.parent.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["plan"]["batch"].update(micro_batch=4),
+        lambda c: c["plan"]["optimizer"].update(clip=1.0000001),
+        lambda c: c["plan"].update(added=1),
+        lambda c: c["plan"].pop("track"),
+        lambda c: c.update(digest="0" * 64),
+    ],
+)
+def test_a_change_by_hand_is_refused(written: Path, change: object) -> None:
+    edit(written, change)
+    with pytest.raises(PlanError, match="was changed by hand") as caught:
+        read_plan(written)
+    assert "run file" in str(caught.value)
+    assert "plan again" in str(caught.value)
+
+
+def test_layout_alone_is_no_change(written: Path) -> None:
+    edit(written, lambda c: None)
+    read_plan(written)
+
+
+def test_another_version_is_refused(written: Path) -> None:
+    edit(written, lambda c: c["plan"].update(version=99, headway="9.9"))
+    with pytest.raises(PlanError, match=r"version 99, made by Headway 9.9; this one reads version 1"):
+        read_plan(written)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"plan": {}}', '{"plan": 1, "digest": "x"}'])
+def test_what_is_no_plan(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_an_absent_plan(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="there is no plan") as caught:
+        read_plan(tmp_path / "plan.json")
+    assert "headway plan run.yaml" in str(caught.value)
+
+
+def test_a_plan_of_a_valid_digest_that_cannot_be_read(written: Path) -> None:
+    content = json.loads(written.read_text())
+    content["plan"]["batch"]["micro_batch"] = "four"
+    content["digest"] = digest_of(content["plan"])
+    written.write_text(json.dumps(content))
+    with pytest.raises(PlanError, match="is not a plan that this version can read"):
+        read_plan(written)
+
+
+def test_the_summary_says_what_how_and_why() -> None:
+    plan = plan_of(EXAMPLE, A100_8, vocab=32000)
+    rows = {what: (value, why) for what, value, why in summary_rows(plan)}
+    assert rows["model"][0] == "llama, 134M parameters, 12 layers of 768"
+    assert rows["devices"][0] == "8 x NVIDIA A100-SXM4-80GB"
+    assert rows["strategy"][0] == "ddp"
+    assert rows["global batch"][0] == "244 sequences = 500k tokens"
+    assert rows["steps"][0] == "20012 (10B tokens)"
+    assert rows["learning rate"][0] == "0.0006 after 200 steps, then cosine to 6e-05"
+    assert rows["checkpoint"][0] == "every 30 min, and at the end; keep 3"
+    assert rows["memory"][0].endswith("of 72.00 GiB a process")
+    assert all(value for value, _ in rows.values())
+
+
+def test_memory_rows_end_with_the_sum() -> None:
+    plan = plan_of(EXAMPLE, A100_8, vocab=32000)
+    rows = memory_rows(plan)
+    assert [row[0] for row in rows] == [item.name for item in plan.memory.items] + ["together"]
+    assert rows[-1][2] == "2.00 GiB"
+
+
+def test_rejected_strategies_are_rows() -> None:
+    large = EXAMPLE | {
+        "model": {"config": {"arch": "llama", "hidden": 4096, "layers": 32, "heads": 32}, "tokenizer": {"train": "32k"}}
+    }
+    rows = rejected_rows(plan_of(large, A100_8, vocab=32000))
+    assert rows[0][0] == "ddp"
+    assert "of 72.0 GiB; " in rows[0][1]
+    assert rejected_rows(plan_of(SMALL, LAPTOP)) == []
+    assert note_texts(plan_of(SMALL, LAPTOP)) == []
+
+
+def test_explain_one_value_a_section_and_the_run_files_word() -> None:
+    plan = plan_of(SMALL, LAPTOP)
+    [(name, value, why)] = explain(plan, "batch.micro_batch")
+    assert (name, value) == ("batch.micro_batch", "8")
+    assert "GiB" in why
+    assert explain(plan, "train.micro_batch") == explain(plan, "batch.micro_batch")
+    names = [row[0] for row in explain(plan, "batch")]
+    assert set(names) == {
+        f"batch.{n}" for n in ("global_sequences", "micro_batch", "accumulation", "data_parallel_size")
+    }
+    assert explain(plan, "optimizer.clip")[0][2] == "as the run file or its default says"
+    with pytest.raises(PlanError, match=r"batch\.micro_batch"):
+        explain(plan, "batch.micro_bach")
+
+
+def test_differences_between_two_plans() -> None:
+    old = plan_of(SMALL, LAPTOP)
+    assert differences(old, old) == []
+    new = plan_of(SMALL, LAPTOP, "launch.processes=1", "strategy=zero-3")
+    rows = {path: (left, right) for path, left, right in differences(old, new)}
+    assert rows["launch.processes"] == ("2", "1")
+    assert rows["strategy.stage"] == ("2", "3")
+    assert "schedule.steps" not in rows
+
+
+def test_intervals_as_text() -> None:
+    assert interval_text(IntervalPlan()) == "never"
+    assert interval_text(IntervalPlan(steps=5)) == "every 5 steps"
+    assert interval_text(IntervalPlan(seconds=90)) == "every 1 min 30 s"
