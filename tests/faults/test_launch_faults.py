@@ -155,10 +155,11 @@ class Command:
     def __init__(self, run_dir: Path, behaviour: dict[int, list[str]], method: str):
         fake_job(run_dir, behaviour)
         self.run_dir = run_dir
+        (run_dir / "temporary").mkdir()
         script = TESTS / "fakes" / "fake_train.py"
         self.process = subprocess.Popen(
             [sys.executable, str(script), str(run_dir), FAKE, method],
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(run_dir / "temporary")},
             start_new_session=True,
         )
 
@@ -241,6 +242,7 @@ def test_no_orphans_when_the_launcher_is_killed(tmp_path: Path, commands: list[C
     pids = {*command.pids(), trace(tmp_path, 0, "child"), parent}  # the parent of a forked rank is the server
     command.process.kill()
     wait_for(lambda: not any(map(running, pids)), "the ranks, their children and the fork server to end")
+    assert list((tmp_path / "temporary").glob("headway-*")) == []
 
 
 @pytest.mark.parametrize("method", METHODS)

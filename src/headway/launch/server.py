@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
+import shutil
 import signal
 import traceback
 from pathlib import Path
@@ -22,6 +24,8 @@ def _serve(folder: Path, preload: list[str]) -> None:
     os.setsid()  # out of the terminal's reach; multiprocessing itself ignores SIGINT
     for ignored in (signal.SIGTERM, signal.SIGHUP):  # a scheduler signals every process; ranks must outlive it to save
         signal.signal(ignored, signal.SIG_IGN)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # the server outlives a launcher that is killed
+    folder.mkdir(exist_ok=True)
     log = os.open(folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
