@@ -136,19 +136,20 @@ def _loss(
 ) -> torch.Tensor:
     body: Any = getattr(model, model.base_model_prefix)
     hidden = body(**inputs).last_hidden_state.flatten(0, 1)
+    # As many parts on every rank, whatever its number of targets: ZeRO-3 gathers the head's weight for each of them.
+    parts = -(-hidden.shape[0] // chunk) if chunk else 1
     if kept is not None:
         hidden = hidden.index_select(0, kept)
     head = model.get_output_embeddings()
     if type(head) is LossHead:
         return head(hidden, targets, chunk)
-    size = chunk or max(1, hidden.shape[0])
-    parts = [
+    losses = [
         checkpoint(_head_loss, kind, model, rows, goal, use_reentrant=False)
         if chunk
         else _head_loss(kind, model, rows, goal)
-        for rows, goal in zip(hidden.split(size), targets.split(size), strict=True)
+        for rows, goal in zip(hidden.tensor_split(parts), targets.tensor_split(parts), strict=True)
     ]
-    return torch.stack(parts).sum()  # pyright: ignore[reportArgumentType]
+    return torch.stack(losses).sum()  # pyright: ignore[reportArgumentType]
 
 
 def _head_loss(
