@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from headway.errors import CheckpointError
 from headway.parallel.seam import Slice
 
 # What a rank holds on the host at once when slices come from a GPU; on a CPU slices are views and cost nothing.
-PART_BYTES = 512 * 1024**2
+# Small enough that a part's checksum and the move to its place run beside the writing of the next.
+PART_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,15 @@ def write_rank(target: Target, slices: Iterator[Slice], random_state: RandomStat
     Raises:
         CheckpointError: the medium failed (disk full), or the slices contradict each other.
     """
-    files: list[FileEntry] = []
     rows: list[StoredSlice] = []
     try:
-        for part, tensors in enumerate(_parts(slices, target, rows)):
-            files.append(_write_part(target, part_name(target.rank, part), tensors))
+        with ThreadPoolExecutor(1) as background:
+            pending: list[Future[FileEntry]] = []
+            for part, tensors in enumerate(_parts(slices, target, rows)):
+                name = part_name(target.rank, part)
+                staged = _stage(target, name, tensors)
+                pending.append(background.submit(_store, target, name, staged))
+            files = [entry.result() for entry in pending]
     except Exception:
         for _ in slices:
             pass
@@ -120,17 +126,22 @@ def _check_slice(item: Slice) -> None:
         )
 
 
-def _write_part(target: Target, name: str, tensors: dict[str, torch.Tensor]) -> FileEntry:
-    size_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    staged: Path = target.store.staging() / f"{target.folder}-{name}"
+def _stage(target: Target, name: str, tensors: dict[str, torch.Tensor]) -> Path:
+    """The part as a file in the store's staging folder."""
+    staged = target.store.staging() / f"{target.folder}-{name}"
     try:
         save_file(tensors, staged, metadata={"format": "pt"})
-        entry = FileEntry(name, staged.stat().st_size, crc32_of_file(staged))
-        target.store.write(f"{target.folder}/{name}", staged)
-    except CheckpointError:
-        staged.unlink(missing_ok=True)
-        raise
     except Exception as error:
         staged.unlink(missing_ok=True)
+        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
         raise write_error(error, f"{target.folder}/{name}", staged.parent, size_bytes) from error
+    return staged
+
+
+def _store(target: Target, name: str, staged: Path) -> FileEntry:
+    try:
+        entry = FileEntry(name, staged.stat().st_size, crc32_of_file(staged))
+        target.store.write(f"{target.folder}/{name}", staged)
+    finally:
+        staged.unlink(missing_ok=True)  # where it was not moved
     return entry
