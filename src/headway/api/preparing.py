@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.check.checks import run_checks
 from headway.check.report import Report
@@ -74,17 +75,27 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
     config = loaded.config
     cluster = probe_cluster(config.launch.device)
     origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base)
+    model_config = origin.config
+    if config.model.config is not None and data.tokenizer and not data.estimated:
+        model_config = _with_special_tokens(model_config, Path(data.tokenizer))
     facts = AllFacts(
         cluster=cluster,
-        shape=shape_of(origin.config),
+        shape=shape_of(model_config),
         data=data,
-        model_config=origin.config,
+        model_config=model_config,
         name=name or config.name or loaded.path.stem,
-        model_path=str(origin.folder) if origin.folder else None,
+        model_path=str(origin.path) if origin.path else None,
         model_revision=origin.revision,
         notes=origin.notes,
     )
     return make_plan(loaded, facts)
+
+
+def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
+    """A model from scratch takes its special token ids from the tokenizer: generation ends where documents ended."""
+    vocabulary = read_vocabulary(tokenizer)
+    pad = vocabulary.end if vocabulary.pad is None else vocabulary.pad
+    return model_config | {"bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "pad_token_id": pad}
 
 
 def check(plan: Plan, loaded: LoadedRun | None, run_dir: Path) -> Report:
@@ -115,7 +126,7 @@ def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
     return TokenizerRequest(
         config=asked,
         base=loaded.base,
-        cache=Path(config.data.cache),
+        cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
         sources=(config.data.train,),
         eval=config.data.eval,
         revision=config.model.revision,
@@ -128,7 +139,7 @@ def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
         sources=(data.train,),
         eval=data.eval,
         tokenizer=tokenizer,
-        cache=Path(data.cache),
+        cache=Path(data.cache).absolute(),
         base=loaded.base,
         workers=None if data.workers == "auto" else data.workers,
     )

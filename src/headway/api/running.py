@@ -65,7 +65,7 @@ def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
             events.event("started", resume=resume, strategy=plan.strategy.label)
             if not resume:
                 events.event("sample_data", text=sample_text(plan))
-        job = JobSpec(run.path, plan.launch, {"HEADWAY_LAUNCHED": "1"}, resume=resume)
+        job = JobSpec(run.path, plan.launch, resume=resume)
         status = run_job(job, feed.poll)
         if status.failure is not None:
             with Journal(run.events) as events:
@@ -104,7 +104,7 @@ def sample_text(plan: Plan) -> str:
 def render(plan: Plan, run: RunDir) -> str:
     """What would be started, as text."""
     launcher = resolve("launch", plan.launch.kind)()
-    return launcher.render(JobSpec(run.path, plan.launch, {"HEADWAY_LAUNCHED": "1"}))
+    return launcher.render(JobSpec(run.path, plan.launch))
 
 
 def _outcome(run: RunDir, status: JobStatus, seconds: float) -> Outcome:
@@ -121,6 +121,10 @@ def _raise_failure(status: JobStatus) -> None:
     failure = status.failure
     if failure is None:
         raise Stopped("stopped and saved", fix="`headway resume` goes on from there")
+    if status.state == "stopped":
+        raise WorkerFailed(
+            f"{failure.error}\n    log: {failure.log}", fix="`headway resume` goes on from the last checkpoint"
+        )
     message = f"rank {failure.rank} failed first: {failure.error}\n    log: {failure.log}"
     raise _kind_of(status.exit_code)(message)
 

@@ -1,0 +1,67 @@
+"""Runs a function in a group of ranks, forked from a server that has everything heavy imported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["headway.train.preload"])
+_SECONDS = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(function: Callable[..., Any], world: int, folder: Path, *arguments: Any) -> list[Any]:
+    """`function(*arguments)` on every rank of a new group; its results in rank order.
+
+    Results travel as pickles in `folder`. Raises AssertionError with the ranks' own tracebacks.
+    """
+    port = free_port()
+    files = [folder / f"result-{port}-{rank}.pickle" for rank in range(world)]
+    ranks = [
+        _CONTEXT.Process(target=_rank, args=(function, rank, world, port, files[rank], arguments))
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(_SECONDS)
+        if rank.is_alive():
+            rank.kill()
+            rank.join()
+    outcomes = [pickle.loads(file.read_bytes()) if file.exists() else (False, "no result") for file in files]
+    failures = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(outcomes) if not good]
+    assert not failures, "\n".join(failures)
+    return [result for _, result in outcomes]
+
+
+def _rank(
+    function: Callable[..., Any], rank: int, world: int, port: int, file: Path, arguments: tuple[Any, ...]
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    try:
+        outcome: tuple[bool, Any] = (True, function(*arguments))
+    except BaseException:
+        outcome = (False, traceback.format_exc())
+    file.write_bytes(pickle.dumps(outcome))
+    os._exit(0)
