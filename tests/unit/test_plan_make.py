@@ -11,7 +11,6 @@ import pytest
 
 from fakes.plans import A100_8, EXAMPLE, GIB, LAPTOP, SMALL, V100, facts_of, plan_of, run_of
 from headway.errors import PlanError
-from headway.plan import numerics
 from headway.plan.explain import flatten
 from headway.plan.make import make_plan
 from headway.plan.schedule import table
@@ -240,20 +239,29 @@ def test_precision_follows_the_device() -> None:
         plan_of(EXAMPLE, V100, "train.precision=bf16")
 
 
-def test_attention_follows_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numerics, "flash_attention_installed", lambda: True)
+def test_attention_follows_the_device_and_the_model() -> None:
+    """flash, then flex, then SDPA, then eager: the first that can do what the model needs."""
+
+    def llama(**extra: Any) -> dict[str, Any]:
+        return EXAMPLE | {"model": {**EXAMPLE["model"], "config": {**EXAMPLE["model"]["config"], **extra}}}
+
     assert plan_of(EXAMPLE, A100_8).model.attention == "flash"
     assert plan_of(EXAMPLE, A100_8, "train.precision=fp32").model.attention == "flex"
-    assert plan_of(EXAMPLE, V100).model.attention == "flex"
-    monkeypatch.setattr(numerics, "flash_attention_installed", lambda: False)
-    assert plan_of(EXAMPLE, A100_8).model.attention == "flex"
-    with pytest.raises(PlanError, match="needs the package flash_attn"):
-        plan_of(EXAMPLE, A100_8, "model.attention=flash")
+    assert plan_of(EXAMPLE, V100, "train.precision=fp16").model.attention == "flex"
+    assert plan_of(llama(dropout=0.1), A100_8).model.attention == "sdpa"
+    assert plan_of(llama(heads=64), A100_8).model.attention == "flex"  # heads of 12 dimensions
+    assert plan_of(llama(arch="gemma2"), A100_8).model.attention == "flex"
+    with pytest.raises(PlanError, match="needs 16-bit precision"):
+        plan_of(EXAMPLE, A100_8, "train.precision=fp32", "model.attention=flash")
+    with pytest.raises(PlanError, match="has no dropout"):
+        plan_of(llama(dropout=0.1), A100_8, "model.attention=flash")
 
 
 def test_capped_scores_need_another_kernel() -> None:
     gemma2 = SMALL | {"model": {**SMALL["model"], "config": {**SMALL["model"]["config"], "arch": "gemma2"}}}
-    assert plan_of(gemma2, LAPTOP).model.attention == "eager"
+    plan = plan_of(gemma2, LAPTOP)
+    assert plan.model.attention == "eager"
+    assert plan.reasons["model.attention"].startswith("sdpa cannot cap attention scores")
     with pytest.raises(PlanError, match="cannot cap attention scores"):
         plan_of(gemma2, LAPTOP, "model.attention=sdpa")
 

@@ -163,10 +163,24 @@ def test_eager_attention_keeps_the_score_matrices() -> None:
     assert eager - plain == 36 * 32 * 2048**2 * 6  # layers x heads x sequence^2 x (fp32 and its 16-bit copy)
 
 
+def test_shared_key_heads_are_repeated_only_under_a_mask() -> None:
+    shared = shape(10**9, kv_heads=4)
+    flash = activation_bytes(request(zero(2), shape=shared, attention="flash"))
+    repeated = activation_bytes(request(zero(2), shape=shared, attention="sdpa"))
+    masks = 2048**2 * 3
+    assert repeated - flash - masks == 36 * 2048 * 2 * (32 - 4) * 128 * 2  # layers, tokens, key and value, width, bytes
+
+
 def test_chunks_bound_the_logits() -> None:
-    assert logits_bytes(request(zero(2))) == 2048 * 32000 * 14
-    assert logits_bytes(request(zero(2), loss_chunk_tokens=512)) == 512 * 32000 * 14
-    assert logits_bytes(request(zero(2), loss_chunk_tokens=10**6)) == 2048 * 32000 * 14
+    gradients = 4 * 32000 * 4096 + 2 * 2048 * 4096  # of the head's weight in fp32, of the hidden states
+    long = {"sequence": 2**17}
+    assert logits_bytes(request(zero(2), loss_chunk_tokens=512)) == 2 * gradients  # backward scales them: two copies
+    whole = logits_bytes(request(zero(2), **long))
+    chunked = logits_bytes(request(zero(2), **long, loss_chunk_tokens=2**15))
+    assert whole - chunked == (2**17 - 2**15) * 32000 * 6  # fp32 and its 16-bit copy
+    assert logits_bytes(request(zero(2), **long, loss_chunk_tokens=10**6)) == whole
+    capped = request(zero(2), shape=shape(10**9, arch="gemma2"))
+    assert logits_bytes(capped) == 2048 * 32000 * 14
     assert loss_chunk_for(2048, 32000)[0] == 0  # 0.24 GiB
     chunk, reason = loss_chunk_for(32 * 2048, 32000)
     assert chunk % 256 == 0

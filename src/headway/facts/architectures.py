@@ -123,7 +123,7 @@ ARCHITECTURES: dict[str, Arch] = {
         dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         names=_GPT2_NAMES,
         scratch={"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5},
-        defaults={"tie_word_embeddings": True},
+        defaults={"tie_word_embeddings": True, "attn_pdrop": 0.1},
     ),
     "gpt_neox": Arch(
         "GPTNeoXForCausalLM",
@@ -164,7 +164,12 @@ ARCHITECTURES: dict[str, Arch] = {
         head_dim_key=False,
         dropout=_BERT_DROPOUT,
         scratch={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2},
-        defaults={"tie_word_embeddings": True, "type_vocab_size": 2, "max_position_embeddings": 512},
+        defaults={
+            "tie_word_embeddings": True,
+            "type_vocab_size": 2,
+            "max_position_embeddings": 512,
+            "attention_probs_dropout_prob": 0.1,
+        },
     ),
 }
 

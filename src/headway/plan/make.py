@@ -18,6 +18,7 @@ from headway.plan.ledger import Ledger
 from headway.plan.memory import MemoryRequest
 from headway.plan.numerics import (
     Attention,
+    AttentionNeeds,
     Precision,
     plan_attention,
     plan_export_dtype,
@@ -96,7 +97,8 @@ def _settle(config: RunConfig, facts: AllFacts, ledger: Ledger) -> _Settled:
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
-    attention = plan_attention(config, cluster, facts.model_config, precision, ledger)
+    needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
+    attention = plan_attention(config.model.attention, needs, cluster, precision, ledger)
     if config.strategy.kind == "deepspeed" and config.strategy.stage == 0 and precision != "fp32":
         rule = f"DeepSpeed's stage 0 in {precision} takes another optimizer path than all other stages"
         ledger.refuse("strategy.stage", 0, rule, "strategy=ddp, or strategy=zero-1")

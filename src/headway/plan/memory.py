@@ -213,7 +213,7 @@ class LayerKind:
     rms: bool = True
     readers: tuple[int, ...] = (3, 2)
     extra_norms: int = 0
-    attention: int = 4  # query, key and value (repeated to all heads, as SDPA with a mask needs them), output
+    attention: int = 4  # query, key, value, output
     mlp: int = 4  # gate, its activation, up, their product
     fp32_normed: bool = False
     shared_input: bool = False
@@ -238,7 +238,9 @@ def layer_token_bytes(request: MemoryRequest) -> int:
     shape, e = request.shape, request.element_bytes
     kind = _LAYER_KINDS.get(shape.arch, _DEFAULT_KIND)
     query = shape.heads * shape.head_dim
-    attention = kind.attention * query * e
+    repeated = request.attention in ("sdpa", "eager")  # under a mask they need a key and a value for every head
+    key = query if repeated else shape.kv_heads * shape.head_dim
+    attention = ((kind.attention - 2) * query + 2 * key) * e
     if shape.arch == "qwen3":  # norms of query and key: fp32 input and normalised value
         attention += (4 + e) * (query + shape.kv_heads * shape.head_dim)
     return _norms_bytes(request, kind) * shape.hidden + attention + kind.mlp * shape.ffn * e
@@ -275,9 +277,19 @@ def _mask_bytes(request: MemoryRequest) -> int:
 
 
 def logits_bytes(request: MemoryRequest) -> int:
-    """Logits, their log-softmax and its gradient, for as many tokens as exist at once; fp32 from the softmax on."""
+    """The loss: logits of as many tokens as exist at once, and the gradients that are made with them.
+
+    A linear head (headway.model.heads) turns its logits into gradients in place and keeps those, [entries, hidden] in
+    fp32 and [tokens, hidden], until backward scales them. A head that does more (gemma2's soft cap) keeps the logits,
+    their log-softmax and its gradient.
+    """
+    shape, e = request.shape, request.element_bytes
     tokens = min(request.tokens, request.loss_chunk_tokens or request.tokens)
-    return tokens * request.shape.vocab * (12 + (2 if request.precision != "fp32" else 0))
+    converted = e if request.precision != "fp32" else 0
+    if shape.arch == "gemma2":
+        return tokens * shape.vocab * (12 + converted)
+    gradients = 4 * shape.vocab * shape.hidden + e * request.tokens * shape.hidden
+    return gradients + max(gradients, tokens * shape.vocab * (4 + converted))
 
 
 def loss_chunk_for(tokens: int, vocab: int) -> tuple[int, str]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from headway.config.schema import RunConfig
+from headway.facts.architectures import ARCHITECTURES
 from headway.facts.hardware import peak_flops
 from headway.facts.schema import ClusterFacts
 from headway.plan.ledger import Ledger
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["sdpa", "eager", "flash", "flex"]
+
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_FLASH_HEAD_DIM = 256
+_KERNELS = {
+    "flash": "variable-length flash attention skips what lies in other documents",
+    "flex": "flex attention compiles a kernel that skips other documents",
+    "sdpa": "SDPA, document by document or under a mask",
+    "eager": "written out, with the whole score matrix",
+}
 
 
 def plan_precision(config: RunConfig, cluster: ClusterFacts, ledger: Ledger) -> Precision:
@@ -52,44 +62,63 @@ def plan_tf32(config: RunConfig, cluster: ClusterFacts, ledger: Ledger) -> bool:
     return on
 
 
-def flash_attention_installed() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
+@dataclass(frozen=True)
+class AttentionNeeds:
+    """What a model asks of an attention kernel."""
+
+    head_dim: int
+    capped: bool  # soft-capped scores, as in gemma2
+    dropout: bool
+
+    @staticmethod
+    def of(model_config: dict[str, Any], head_dim: int) -> AttentionNeeds:
+        arch = ARCHITECTURES.get(str(model_config.get("model_type")))
+        defaults = arch.defaults if arch else {}
+        dropout = any(model_config.get(key, defaults.get(key)) for key in _ATTENTION_DROPOUT)
+        return AttentionNeeds(head_dim, bool(model_config.get("attn_logit_softcapping")), dropout)
+
+    def misfit(self, kernel: Attention, cluster: ClusterFacts, precision: Precision) -> str:
+        """Why a kernel cannot be used; empty where it can."""
+        if kernel in ("flash", "flex") and cluster.device == "cpu":
+            return "has no backward pass on a CPU"
+        if kernel in ("flash", "flex") and self.dropout:
+            return "has no dropout, and the model's attention has some"
+        if kernel == "flash":
+            if precision == "fp32" or not cluster.bf16:
+                return "needs 16-bit precision and a GPU of compute capability 8.0 or newer"
+            if self.head_dim > _FLASH_HEAD_DIM or self.head_dim % 8:
+                return f"takes heads of up to {_FLASH_HEAD_DIM} dimensions in multiples of 8, not {self.head_dim}"
+        if kernel in ("flash", "sdpa") and self.capped:
+            return "cannot cap attention scores, which this model needs (attn_logit_softcapping)"
+        return ""
 
 
 def plan_attention(
-    config: RunConfig, cluster: ClusterFacts, model_config: dict[str, Any], precision: Precision, ledger: Ledger
+    asked: Attention | Literal["auto"],
+    needs: AttentionNeeds,
+    cluster: ClusterFacts,
+    precision: Precision,
+    ledger: Ledger,
 ) -> Attention:
-    """The attention kernel that keeps documents apart: flash, else flex on GPUs; SDPA with a document mask on a CPU."""
-    asked, key, run_key = config.model.attention, "model.attention", "model.attention"
-    capped = bool(model_config.get("attn_logit_softcapping"))
-    if asked != "auto":
-        _check_attention(asked, cluster, capped=capped, ledger=ledger)
-        ledger.because(key, run_key)
-        return asked
-    if cluster.device == "cpu":
-        if capped:
-            ledger.because(key, "the model caps its attention scores, which SDPA cannot")
-            return "eager"
-        ledger.because(key, "SDPA with a document mask: flash, flex and varlen have no backward on a CPU")
-        return "sdpa"
-    if cluster.bf16 and precision != "fp32" and flash_attention_installed():
-        ledger.because(key, "the package flash_attn is installed, and the precision is 16-bit")
-        return "flash"
-    missing = "flash_attn is not installed" if precision != "fp32" else "flash attention is 16-bit only"
-    ledger.because(key, f"{missing}; flex attention compiles a kernel that skips other documents")
-    return "flex"
+    """The first kernel that can keep documents apart: on GPUs flash, flex, SDPA with a mask; on a CPU SDPA; else eager.
 
-
-def _check_attention(asked: Attention, cluster: ClusterFacts, *, capped: bool, ledger: Ledger) -> None:
+    Flash is torch's own variable-length kernel: no further package is needed.
+    """
     key = "model.attention"
-    if cluster.device == "cpu" and asked in ("flash", "flex"):
-        ledger.refuse(key, asked, "has no backward pass on a CPU", "model.attention=sdpa, or leave it out")
-    elif asked == "flash" and not flash_attention_installed():
-        fix = "pip install flash-attn, or model.attention=flex"
-        ledger.refuse(key, asked, "needs the package flash_attn, which is not installed", fix)
-    elif asked == "sdpa" and capped:
-        rule = "cannot cap attention scores, which this model needs (attn_logit_softcapping)"
-        ledger.refuse(key, asked, rule, "model.attention=eager, or leave it out")
+    if asked != "auto":
+        if rule := needs.misfit(asked, cluster, precision):
+            ledger.refuse(key, asked, rule, "leave it out: the plan chooses one that can")
+        ledger.because(key, "model.attention")
+        return asked
+    order: tuple[Attention, ...] = ("flash", "flex", "sdpa", "eager") if cluster.device == "cuda" else ("sdpa", "eager")
+    rejected: list[str] = []
+    for kernel in order:
+        rule = needs.misfit(kernel, cluster, precision)
+        if not rule:
+            ledger.because(key, "; ".join([*rejected, _KERNELS[kernel]]))
+            return kernel
+        rejected.append(f"{kernel} {rule}")
+    return "eager"
 
 
 def plan_export_dtype(config: RunConfig, precision: Precision, ledger: Ledger) -> Precision:
