@@ -3,8 +3,8 @@
     step-00000100/
         rank-00000-part-000.safetensors   slices of this rank; key "NAME|KIND|OFFSET"
         rank-00000.json                   index of its slices, its random states
-        state.json                        step, position, counters, scalars, digests, record (rank 0)
-        ...                               further documents of rank 0: plan.json, record.json
+        state.json                        step, position, counters, scalars, digests (rank 0)
+        ...                               further documents of rank 0: plan.json, record.json, record.diff
         manifest.json                     every file with size and checksum: written last, makes it complete
 
 Everything is safetensors or JSON. Checksums are CRC-32: they find damage, not malice, at 4 GB/s on one core where
@@ -73,7 +73,6 @@ class TrainingState:
     plan_digest: str = ""
     config_hash: str = ""
     certificate: str | None = None  # id of the certificate that held for this run
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

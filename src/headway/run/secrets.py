@@ -47,7 +47,8 @@ _URL_USERS = (
 )
 # name=value, name: value, "name": "value", ?name=value&
 _ASSIGNMENT = re.compile(
-    r"""(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?P<between>["']?\s*[:=]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"'&,;{}\[\]()]+)"""
+    r"""(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?P<between>["']?\s*[:=]\s*)"""
+    r"""(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"'&,;{}\[\]()]+)"""
 )
 _KEY_LIKE = re.compile(r"(?=.*\d)[A-Za-z0-9+/=_~!@#$%^*-]{8,}")
 _MINIMUM_LENGTH = 6  # shorter values ('1', 'true', 'none') would remove harmless text
