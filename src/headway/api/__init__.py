@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headway.api.preparing import Planned
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
+    from headway.plan.schema import Plan
     from headway.run.summary import RunSummary
 
 
@@ -104,6 +105,14 @@ def summary(run: str | Path | None) -> RunSummary:
     from headway.run.summary import summarise
 
     return summarise(RunDir(find_run(run)))
+
+
+def plan_of(run: str | Path | None) -> Plan:
+    """The plan that a run follows. Raises PlanError where plan.json is absent, damaged or changed by hand."""
+    from headway.plan.files import read_plan
+    from headway.run.paths import RunDir
+
+    return read_plan(RunDir(find_run(run)).plan)
 
 
 def compare(a: str, b: str) -> Comparison:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from headway.plan.schema import Plan
+    from headway.run.summary import RunSummary
 
 Record = Mapping[str, Any]  # one line of metrics.jsonl or events.jsonl
 State = Literal["new", "running", "done", "stopped", "failed"]
@@ -58,50 +59,6 @@ class Outcome:
     export: Path | None = None
     differences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CheckpointNote:
-    """One checkpoint on the disk; `complete` is False where its manifest is absent or does not match."""
-
-    step: int
-    bytes: int
-    time: float  # unix seconds
-    complete: bool = True
-
-
-@dataclass(frozen=True)
-class PlanActual:
-    """One planned figure beside what happened; `equal` follows the figure's own tolerance."""
-
-    name: str
-    planned: object
-    actual: object
-    equal: bool = True
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One run directory, read without torch. `last` is its newest metrics line, `evaluation` its newest evaluation."""
-
-    name: str
-    path: Path
-    state: State
-    started: float | None = None  # unix seconds
-    ended: float | None = None
-    step: int = 0
-    steps: int = 0  # planned
-    tokens: int = 0
-    tokens_planned: int = 0
-    last: dict[str, Any] = field(default_factory=dict)
-    evaluation: dict[str, Any] | None = None
-    plan: Plan | None = None
-    comparison: tuple[PlanActual, ...] = ()
-    checkpoints: tuple[CheckpointNote, ...] = ()
-    events: tuple[dict[str, Any], ...] = ()  # the newest last
-    export: Path | None = None
-    failure: str = ""  # the first failing rank's own words
-    logs: tuple[Path, ...] = ()  # by rank
 
 
 @dataclass(frozen=True)

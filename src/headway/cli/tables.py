@@ -1,0 +1,107 @@
+"""Plans, findings, runs and comparisons on stdout: in colour and wrapped on a terminal, as plain columns elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headway.cli.lines import aligned, check_lines, printable
+from headway.cli.seam import ExportResult, Report
+from headway.units import format_bytes
+
+if TYPE_CHECKING:
+    from headway.plan.schema import Plan
+
+Row = tuple[str, str]
+
+
+def print_title(title: str) -> None:
+    """A heading, set apart from what stands above it."""
+    print(f"\n\033[1m{title}\033[0m" if _colours() else f"\n{title}")
+
+
+def print_pairs(rows: Sequence[Row]) -> None:
+    """Names and values; long values wrap on a terminal."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from headway.cli.live import pairs
+
+        Console(highlight=False).print(pairs(rows))
+    else:
+        print_lines(aligned(rows))
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"  {line}")
+
+
+def print_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; on a terminal that is too narrow the last columns are left out."""
+    keep = len(header)
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        while keep > 2 and max(map(len, aligned([header[:keep], *(row[:keep] for row in rows)]))) > width:
+            keep -= 1
+    head, *body = aligned([header[:keep], *(row[:keep] for row in rows)])
+    print(f"\033[2m{head}\033[0m" if _colours() else head)
+    for line in body:
+        print(line)
+
+
+def _colours() -> bool:
+    import os
+
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def print_next(commands: Sequence[str]) -> None:
+    print_title("next")
+    print_lines(commands)
+
+
+def print_plan(plan: Plan, *, reasons: bool) -> None:
+    """The plan, memory by item, and with `reasons` why each value is so and why other strategies are not."""
+    from headway.plan.explain import memory_rows, note_texts, rejected_rows, summary_rows
+
+    print(f"plan of {plan.name}")
+    rows = summary_rows(plan)
+    print_pairs(
+        [(name, f"{value}\n{why}" if reasons and why and sys.stdout.isatty() else value) for name, value, why in rows]
+    )
+    if reasons and not sys.stdout.isatty():
+        print_title("reasons")
+        print_pairs([(name, why) for name, _, why in rows if why])
+    print_title("memory of one process")
+    print_lines(aligned([("", "device", "host"), *memory_rows(plan)]))
+    if reasons and (rejected := rejected_rows(plan)):
+        print_title("not chosen")
+        print_pairs(rejected)
+    for text in note_texts(plan):
+        print(f"note: {text}")
+
+
+def print_explained(plan: Plan, key: str) -> None:
+    """The values at and below a key, each with its reason."""
+    from headway.plan.explain import explain
+
+    for name, value, why in explain(plan, key):
+        print(f"{name} = {value}\n    {why}")
+
+
+def print_checks(report: Report) -> None:
+    print()
+    for line in check_lines(report):
+        print(line)
+
+
+def print_export(result: ExportResult) -> None:
+    size = f", {format_bytes(result.bytes)}" if result.bytes else ""
+    print(f"step {result.step} exported to {printable(result.path)}{size}")
+    if result.verified:
+        by = "" if result.max_difference is None else f"; the largest difference is {result.max_difference:.2g}"
+        print(f"verified: plain transformers gives the same logits{by}")
+    print_next([f'headway generate {printable(result.path)} --prompt "..."'])

@@ -1,0 +1,342 @@
+"""The verbs: what each takes, and the one call of headway.api that it is. Nothing heavy above a function body."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.errors import EXIT_OK, CheckFailed, UserError
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb. `example` are lines to type; `more` lists it below the others."""
+
+    name: str
+    summary: str
+    example: tuple[str, ...]
+    arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
+    description: str = ""
+    takes_overrides: bool = False
+    more: bool = False
+
+
+def print_json(value: Any) -> None:
+    """Indented JSON on stdout; paths as text."""
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def _json_option(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _run_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "run_name", nargs="?", metavar="RUN", help="name, start of a name, or path; default: the newest"
+    )
+
+
+# --- init ------------------------------------------------------------------------------------------------------------
+
+
+def _init_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", default="run.yaml", help="default: run.yaml")
+    parser.add_argument("--force", action="store_true", help="write over a file that exists")
+    parser.add_argument(
+        "--reference", action="store_true", help="print every key, its default and meaning, as Markdown"
+    )
+
+
+def _init(options: Namespace) -> int:
+    from headway.config.starter import STARTER
+
+    if options.reference:
+        from headway.config.reference import reference
+
+        print(reference(), end="")
+        return EXIT_OK
+    path = Path(options.file)
+    try:
+        with path.open("w" if options.force else "x", encoding="utf-8") as file:
+            file.write(STARTER)
+    except FileExistsError:
+        raise UserError(f"{path} exists", fix="name another file, or pass --force to write over it") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    print(f"wrote {path}\nnext:\n  edit it: your data, your model\n  headway plan {path}\n  headway train {path}")
+    return EXIT_OK
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def _plan_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN_FILE")
+    parser.add_argument("--reasons", action="store_true", help="say of every value why it is so")
+    parser.add_argument(
+        "--explain", metavar="KEY", help="one value or section with its reason, such as batch.micro_batch"
+    )
+    _json_option(parser)
+
+
+def _plan(options: Namespace) -> int:
+    from headway import api
+    from headway.cli import tables
+
+    planned = api.plan(Path(options.file), options.overrides)
+    plan, report = planned.plan, planned.report
+    red = any(verdict.level == "red" for verdict in report.verdicts)
+    if options.explain:
+        tables.print_explained(plan, options.explain)
+    elif options.json:
+        print_json({"plan": plan.model_dump(mode="json"), "digest": plan.digest(), "checks": report.to_json()})
+    else:
+        tables.print_plan(plan, reasons=options.reasons)
+        tables.print_checks(report)
+        if not red:
+            tables.print_next([f"headway train {options.file}"])
+    return CheckFailed.exit_code if red else EXIT_OK
+
+
+# --- train and resume ------------------------------------------------------------------------------------------------
+
+
+def _screen_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--plain", action="store_true", help="plain lines, as when the output is no terminal")
+    parser.add_argument(
+        "--force", action="append", default=[], metavar="CHECK", help="pass one red finding, knowingly; it is recorded"
+    )
+
+
+def _train_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN_FILE")
+    parser.add_argument("--name", help="name of the run; default: the run file's")
+    parser.add_argument("--dry-run", action="store_true", help="print the exact commands, start nothing")
+    _screen_arguments(parser)
+
+
+def _train(options: Namespace) -> int:
+    from headway import api
+    from headway.cli.screen import make_screen
+
+    path = Path(options.file)
+    if options.dry_run:
+        run_dir, script = api.dry_run(path, options.overrides, options.name)
+        print(f"# prepared in {run_dir}; this would be started:\n{script}")
+        return EXIT_OK
+    with make_screen(options.plain or None) as screen:
+        screen.waiting("looking at the machine, the data and the model")
+        report = screen.progress("reading the data")
+        api.train(path, options.overrides, screen=screen, name=options.name, force=options.force, report=report)
+    return EXIT_OK
+
+
+def _resume_arguments(parser: ArgumentParser) -> None:
+    _run_argument(parser)
+    _screen_arguments(parser)
+
+
+def _resume(options: Namespace) -> int:
+    from headway import api
+    from headway.cli.screen import make_screen
+
+    with make_screen(options.plain or None) as screen:
+        screen.attach(api.plan_of(options.run_name))
+        screen.waiting("reading the checkpoint")
+        api.resume(options.run_name, options.overrides, screen=screen, force=options.force)
+    return EXIT_OK
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+def _show_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="none: list them; one: its story; two: compare them")
+    parser.add_argument("--logs", action="store_true", help="print what the ranks printed")
+    parser.add_argument("--rank", type=int, metavar="N", help="with --logs: one rank, its whole log")
+    parser.add_argument("--follow", action="store_true", help="show a run while it runs")
+    parser.add_argument("--plain", action="store_true", help="with --follow: plain lines")
+    parser.add_argument("--root", default="runs", help="folder of the runs to list; default: runs")
+    _json_option(parser)
+
+
+def _show(options: Namespace) -> int:
+    from headway.cli import showing
+
+    count = len(options.runs)
+    if options.follow or options.logs or count == 1:
+        if count > 1:
+            raise UserError("--follow and --logs take one run", fix="name one, or none for the newest")
+        name = options.runs[0] if count else None
+        if options.follow:
+            return showing.follow(name, plain=options.plain or None)
+        if options.logs:
+            return showing.logs(name, options.rank)
+        return showing.one(name, as_json=options.json)
+    if count > 2:
+        raise UserError("show compares two runs", fix="name two")
+    if count == 2:
+        return showing.compare(options.runs[0], options.runs[1], as_json=options.json)
+    return showing.every(Path(options.root), as_json=options.json)
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+def _export_arguments(parser: ArgumentParser) -> None:
+    _run_argument(parser)
+    parser.add_argument("--step", type=int, help="the checkpoint of this step; default: the newest complete one")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: export/ in the run")
+    _json_option(parser)
+
+
+def _export(options: Namespace) -> int:
+    from headway import api
+    from headway.cli import tables
+
+    result = api.export(options.run_name, step=options.step, out=options.out)
+    if options.json:
+        print_json(asdict(result))
+    else:
+        tables.print_export(result)
+    return EXIT_OK
+
+
+# --- more ------------------------------------------------------------------------------------------------------------
+
+
+def _stop(options: Namespace) -> int:
+    from headway import api
+
+    print(f"{api.stop(options.run_name).name} will save and stop; `headway resume` goes on from there")
+    return EXIT_OK
+
+
+def _generate_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="MODEL_OR_RUN", help="an exported folder, or a run that has one")
+    parser.add_argument("--prompt", required=True, help="what to continue; - reads it from stdin")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
+    parser.add_argument("--seed", type=int, default=0)
+    _json_option(parser)
+
+
+def _generate(options: Namespace) -> int:
+    from headway import api
+    from headway.cli.lines import printable
+
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    text = api.generate(
+        options.target, prompt, max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
+    )
+    if options.json:
+        print_json({"prompt": prompt, "text": text})
+    else:
+        print(printable(f"{prompt}{text}"))
+    return EXIT_OK
+
+
+def _data_build_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN_FILE")
+    parser.add_argument("--plain", action="store_true", help="plain lines, as when the output is no terminal")
+    _json_option(parser)
+
+
+def _data_build(options: Namespace) -> int:
+    from headway import api
+    from headway.cli.screen import make_screen
+
+    if options.json:
+        print_json({"store": api.data_build(Path(options.file), options.overrides)})
+        return EXIT_OK
+    with make_screen(options.plain or None) as screen:
+        store = api.data_build(Path(options.file), options.overrides, screen.progress("reading the data"))
+    print(f"the data is ready in {store}")
+    return EXIT_OK
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        "init",
+        "write a commented run file to start from",
+        ("headway init", "headway init my-model.yaml"),
+        _init_arguments,
+        _init,
+    ),
+    Verb(
+        "plan",
+        "say what a run will do and need, and whether it can; starts nothing",
+        ("headway plan run.yaml", "headway plan run.yaml strategy=zero-3 --explain batch.micro_batch"),
+        _plan_arguments,
+        _plan,
+        takes_overrides=True,
+    ),
+    Verb(
+        "train",
+        "plan, check, train, evaluate, export",
+        ("headway train run.yaml", "headway train run.yaml train.length='500 steps' launch.processes=2 --name try-1"),
+        _train_arguments,
+        _train,
+        takes_overrides=True,
+    ),
+    Verb(
+        "resume",
+        "go on from the newest complete checkpoint",
+        ("headway resume", "headway resume quickstart launch.processes=1 strategy=ddp"),
+        _resume_arguments,
+        _resume,
+        "Go on from the newest complete checkpoint of a run. Overrides make a new plan, for example for another\n"
+        "number of processes or another strategy; the order of the samples and the learning rates stay.",
+        takes_overrides=True,
+    ),
+    Verb(
+        "show",
+        "list runs, tell one run's story or logs, compare two",
+        (
+            "headway show",
+            "headway show quickstart",
+            "headway show quickstart --logs --rank 1",
+            "headway show run-a run-b",
+        ),
+        _show_arguments,
+        _show,
+    ),
+    Verb(
+        "export",
+        "write a checkpoint as a model folder that plain transformers loads",
+        ("headway export", "headway export quickstart --step 200 --out ./my-model"),
+        _export_arguments,
+        _export,
+    ),
+    Verb(
+        "stop",
+        "ask a run to save and stop at its next step",
+        ("headway stop", "headway stop quickstart"),
+        _run_argument,
+        _stop,
+        more=True,
+    ),
+    Verb(
+        "generate",
+        "continue a text with an exported model",
+        ('headway generate quickstart --prompt "def main("',),
+        _generate_arguments,
+        _generate,
+        more=True,
+    ),
+    Verb(
+        "data build",
+        "tokenise the data of a run file ahead of time",
+        ("headway data build run.yaml",),
+        _data_build_arguments,
+        _data_build,
+        takes_overrides=True,
+        more=True,
+    ),
+)
