@@ -39,8 +39,8 @@ class HuggingFaceSource:
     """The ModelSource of kinds `config` (fresh weights) and `pretrained` (a folder with safetensors).
 
     Raises:
-        ModelError: unknown architecture, a config that transformers refuses, weights that do not fit, or an attention
-            that this architecture does not have. All of it when the source is made, before anything is allocated.
+        ModelError: when it is made, an unknown architecture, a config that transformers refuses, or an attention that
+            this architecture does not have; at the first `fill`, a folder whose weights are not the model's.
     """
 
     def __init__(self, plan: Plan):
@@ -53,12 +53,11 @@ class HuggingFaceSource:
         self.skeleton: PreTrainedModel = build_skeleton(self._kind, copy.deepcopy(self.config))
         _require_packing(plan, self._kind, self.skeleton)
         self._tied = tied_names(self.skeleton)
-        self._pretrained = self._open()
 
-    def _open(self) -> PretrainedWeights | None:
-        if self._folder is None:
-            return None
-        return PretrainedWeights(self._folder, self.skeleton)
+    @cached_property
+    def _pretrained(self) -> PretrainedWeights | None:
+        # Not before it is asked for: a checkpoint is exported without the folder that the run began from.
+        return None if self._folder is None else PretrainedWeights(self._folder, self.skeleton)
 
     @cached_property
     def _initialiser(self) -> Initialiser:
@@ -108,9 +107,9 @@ class HuggingFaceSource:
 
     def prepare_for_training(self, model: nn.Module) -> None:
         """Activation checkpointing (non-reentrant) and torch.compile of the body, where the plan says so."""
-        if self._pretrained is not None:
-            self._pretrained.close()
         inner: Any = model
+        if self._folder is not None and self._pretrained is not None:
+            self._pretrained.close()
         if self._plan.numerics.activation_checkpointing:
             enable_checkpointing(inner)
         if self._plan.numerics.compile:

@@ -1,0 +1,103 @@
+"""The card of an exported model: what it is, where it comes from, how it was trained, what was checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.plan.schema import Plan
+from headway.units import format_count
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an export comes from. `record` is the run's record.json; `evaluation` its last held-out figures."""
+
+    plan: Plan
+    record: Mapping[str, Any]
+    step: int
+    tokens: int
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    checkpoint: str | None = None
+
+
+def render_card(provenance: Provenance, verdict: str) -> str:
+    """README.md with the front matter that model hubs read. `verdict` is a sentence on the export's check."""
+    plan = provenance.plan
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- headway", "---"]
+    origin = f"fine-tuned from `{plan.model.path}`" if plan.model.path else "trained from scratch"
+    head = f"A {plan.shape.arch} model of {format_count(plan.shape.parameters)} parameters, {origin} with Headway."
+    parts = [
+        "\n".join(front),
+        f"# {plan.name}",
+        head,
+        verdict,
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\nmodel = AutoModelForCausalLM.from_pretrained("PATH")\n```',
+        "## Held-out figures\n\n" + _table({k: f"{v:.4f}" for k, v in provenance.evaluation.items()}, "none"),
+        "## Training\n\n" + _table(_training(provenance), ""),
+        "## Record\n\n" + _table(_origin(provenance), ""),
+        "`headway.json` beside this file holds the whole record, and the size and hash of every file.",
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _training(provenance: Provenance) -> dict[str, Any]:
+    plan = provenance.plan
+    batch, numerics, optimizer = plan.batch, plan.numerics, plan.optimizer
+    return {
+        "steps": f"{provenance.step} of {plan.schedule.steps}",
+        "tokens": format_count(provenance.tokens),
+        "sequence": plan.data.sequence,
+        "global batch": f"{batch.global_sequences} sequences",
+        "optimizer": f"{optimizer.kind}, weight decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}",
+        "learning rate": f"{plan.schedule.peak_lr:g}, {plan.schedule.kind}, {plan.schedule.warmup_steps} warm-up steps",
+        "precision": numerics.precision,
+        "strategy": f"{plan.strategy.label}, {plan.launch.processes} processes on {plan.cluster.device_name}",
+        "seed": numerics.seed,
+        "weights saved as": plan.export.dtype,
+    }
+
+
+def _origin(provenance: Provenance) -> dict[str, Any]:
+    plan, record = provenance.plan, provenance.record
+    git = record.get("git") or {}
+    dirty = " with uncommitted changes" if git.get("dirty") else ""
+    commit = f"{git['commit']}{dirty}" if git.get("commit") else f"unknown ({git.get('reason', 'not recorded')})"
+    packages = {**(record.get("versions") or {}), "headway": plan.headway}
+    shown = ("headway", "torch", "deepspeed", "transformers", "tokenizers", "safetensors", "python")
+    command = record.get("command") or "unknown"
+    return {
+        "data hash": plan.data.store_hash,
+        "model revision": plan.model.revision or "none",
+        "plan digest": plan.digest(),
+        "code commit": commit,
+        "checkpoint": provenance.checkpoint or "the run's end",
+        "command": command if isinstance(command, str) else " ".join(map(str, command)),
+        "versions": ", ".join(f"{name} {packages[name]}" for name in shown if name in packages),
+    }
+
+
+def _table(rows: Mapping[str, Any], empty: str) -> str:
+    if not rows:
+        return empty
+    cells = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *cells])
+
+
+def record_json(provenance: Provenance) -> dict[str, Any]:
+    """The record as plain JSON, for headway.json."""
+    plan = provenance.plan
+    return {
+        "name": plan.name,
+        "step": provenance.step,
+        "tokens": provenance.tokens,
+        "evaluation": dict(provenance.evaluation),
+        "checkpoint": provenance.checkpoint,
+        "data_hash": plan.data.store_hash,
+        "plan_digest": plan.digest(),
+        "plan": plan.model_dump(mode="json"),
+        "record": json.loads(json.dumps(dict(provenance.record), default=str)),
+    }

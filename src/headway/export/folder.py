@@ -1,0 +1,141 @@
+"""A model folder that the ecosystem loads: written beside its place, and put there when it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from headway.errors import ExportError
+from headway.export.card import Provenance, record_json, render_card
+from headway.export.census import Recorder
+from headway.model.seam import ModelSource
+from headway.model.skeleton import tied_names
+
+RECORD = "headway.json"
+CARD = "README.md"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_UNVERIFIED = "**Not verified yet**: the folder has not been loaded in plain transformers."
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+    "chat_template.json",
+)
+
+
+@dataclass(frozen=True)
+class ExportedFolder:
+    """A whole export. `bytes` counts every file."""
+
+    path: Path
+    files: tuple[str, ...]
+    bytes: int
+
+
+def export_folder(
+    source: ModelSource,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    folder: Path,
+    provenance: Provenance,
+    *,
+    model: nn.Module,
+) -> ExportedFolder:
+    """Write weights, configs, tokenizer, card and record; an earlier export in `folder` is replaced when this is whole.
+
+    Called on one rank; the others only exhaust `Engine.full_weights()`.
+
+    Args:
+        weights: every parameter and persistent buffer, whole, as `Engine.full_weights()` gives them.
+        model: the trained module, for its config and its ties.
+
+    Raises:
+        ExportError: the weights are not the model's, the disk is full, or `folder` holds something else.
+    """
+    _require_own(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        recorder = Recorder(DTYPES[provenance.plan.export.dtype])
+        source.save(partial, recorder.watch(weights), model)
+        copy_tokenizer(provenance.plan.data.tokenizer, partial)
+        record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
+        record |= {"tensors": recorder.as_json(), "tied": sorted(tied_names(model).items())}
+        record |= {"files": {path.name: _described(path) for path in sorted(partial.iterdir())}}
+        write_json(partial / RECORD, record)
+        (partial / CARD).write_text(render_card(provenance, _UNVERIFIED), encoding="utf-8")
+        _put_in_place(partial, folder)
+    except (OSError, SafetensorError) as error:
+        fix = "free space, then `headway export` the run again: its checkpoints are untouched"
+        raise ExportError(f"the model could not be written to {folder}: {error}", fix=fix) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return ExportedFolder(folder, tuple(path.name for path in files), sum(path.stat().st_size for path in files))
+
+
+def _require_own(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise ExportError(f"{folder} is not empty and no export of Headway", fix="choose another folder, or empty it")
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def copy_tokenizer(tokenizer: str, folder: Path) -> None:
+    """The tokenizer's files, and its special tokens into the generation config where that names none."""
+    if not tokenizer:
+        return
+    present = [Path(tokenizer) / name for name in _TOKENIZER if (Path(tokenizer) / name).is_file()]
+    if not present:
+        raise ExportError(f"the tokenizer's folder {tokenizer} has no tokenizer files")
+    for path in present:
+        shutil.copyfile(path, folder / path.name)
+    config = folder / "generation_config.json"
+    if config.is_file():
+        _name_special_tokens(config, folder)
+
+
+def _name_special_tokens(config: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    named = json.loads(config.read_text(encoding="utf-8"))
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(tokenizer, key, None)
+        if named.get(key) is None and value is not None:
+            named[key] = value
+    write_json(config, named)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """headway.json of an export. Raises ExportError where `folder` is none."""
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{folder} is not an export of Headway: {RECORD}: {error}") from error

@@ -1,0 +1,67 @@
+"""A checkpoint to a model folder, on one process, without a process group and without the ranks that wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headway.errors import ExportError
+from headway.export.card import Provenance
+from headway.export.folder import ExportedFolder, export_folder
+from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
+from headway.model.seam import ModelSource
+from headway.parallel.seam import SliceReader
+from headway.parallel.slices import persistent_buffers
+from headway.registry import resolve
+
+
+@dataclass(frozen=True)
+class Exported:
+    folder: ExportedFolder
+    check: ExportCheck
+
+
+def export_checkpoint(reader: SliceReader, folder: Path, provenance: Provenance) -> Exported:
+    """Build the plan's model on the host, take its weights from the checkpoint, export and verify it.
+
+    Holds the model in host memory twice, in fp32 and in the export's dtype. An export that differs is marked
+    unverified; `exported.check.require()` raises.
+
+    Raises:
+        ExportError: the checkpoint does not hold the model's tensors, or the folder cannot be written.
+        CheckpointError: a stored tensor cannot be read.
+    """
+    plan = provenance.plan
+    source: ModelSource = resolve("model", plan.model.kind)(plan)
+    model = source.build()
+    load_weights(model, reader)
+    exported = export_folder(source, _weights(model), folder, provenance, model=model)
+    ids = probe_ids(plan)
+    return Exported(exported, verify_export(folder, ids, model_logits(model, ids), provenance))
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, reader: SliceReader) -> None:
+    """Every parameter and persistent buffer of `model` from the checkpoint. Raises ExportError where one is absent."""
+    tensors = dict(_weights(model))
+    absent = sorted(tensors.keys() - set(reader.names()))
+    extra = sorted(set(reader.names()) - tensors.keys())
+    if absent or extra:
+        raise ExportError(
+            f"the checkpoint is of another model: {len(absent)} tensors absent {absent[:5]}, "
+            f"{len(extra)} unknown {extra[:5]}"
+        )
+    buffers = persistent_buffers(model).keys()
+    for name, tensor in tensors.items():
+        kind = "buffer" if name in buffers else "weight"
+        tensor.copy_(reader.read(name, kind, 0, tensor.numel()).view(tensor.shape))
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, tied ones once, and persistent buffers."""
+    for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
+        yield name, tensor.detach()

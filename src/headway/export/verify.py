@@ -1,0 +1,141 @@
+"""Is the exported folder the model? It is loaded in plain transformers and compared, tensor by tensor and in logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from headway.errors import ExportError
+from headway.export.card import Provenance, render_card
+from headway.export.census import Census, count
+from headway.export.folder import CARD, DTYPES, RECORD, read_record, write_json
+from headway.model.skeleton import AUTO_CLASSES
+from headway.plan.schema import Plan
+
+# Largest difference of a logit that rounding explains, as a share of the largest logit (at least 1), and why.
+BOUNDS = {
+    "fp32": (1e-4, "fp32 sums in another order: 6e-8 an operation, through every layer"),
+    "tf32": (2e-2, "TF32 and fp16 keep 10 bits of a product: 5e-4 an operation"),
+    "fp16": (2e-2, "TF32 and fp16 keep 10 bits of a product: 5e-4 an operation"),
+    "bf16": (1e-1, "bf16 keeps 7 bits of a number: 4e-3 an operation, in the weights and in each layer"),
+}
+_COARSENESS = ("fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class ExportCheck:
+    """What was found. `bound` is absolute; `reason` says where it comes from."""
+
+    verified: bool
+    max_difference: float
+    bound: float
+    reason: str
+    census: Census
+    folder: str = ""
+
+    def sentence(self) -> str:
+        """The verdict, for people."""
+        measured = f"logits differ by at most {self.max_difference:.2e} (bound {self.bound:.2e}: {self.reason})"
+        if self.verified:
+            return f"Verified: loaded in plain transformers, {self.census.tensors} tensors equal; {measured}."
+        found = "; ".join(self.census.words()) or "all tensors are equal"
+        return f"**NOT VERIFIED. Do not use this folder**: {found}; {measured}."
+
+    def require(self) -> None:
+        """Raises ExportError where the folder is not the model. The weights stay where they are."""
+        if not self.verified:
+            raise ExportError(
+                f"the export {self.folder} is not the trained model: {self.sentence()}",
+                fix="the checkpoints are safe; report this, and export again",
+            )
+
+
+def probe_ids(plan: Plan, rows: int = 2) -> torch.Tensor:
+    """int64 [rows, length]: fixed pseudo-random tokens, the same on every rank, at most 128 and the plan's sequence."""
+    generator = torch.Generator().manual_seed(plan.numerics.seed + 1)
+    return torch.randint(0, plan.shape.vocab, (rows, min(128, plan.data.sequence)), generator=generator)
+
+
+@torch.no_grad()
+def model_logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """fp32 [rows, length, entries] on the host, in evaluation mode. All ranks call it together: ZeRO-3 gathers."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    try:
+        logits: torch.Tensor = model(input_ids=ids.to(device), use_cache=False).logits
+    finally:
+        model.train(training)
+    return logits.float().cpu()
+
+
+def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
+    """Load the folder in plain transformers, compare it with the engine, and write the verdict into record and card.
+
+    Does not raise for a folder that differs: it is marked unverified, and `check.require()` raises ExportError.
+
+    Args:
+        ids: int64 [rows, length].
+        reference: fp32 [rows, length, entries], the engine's logits for them (`model_logits`).
+    """
+    record = read_record(folder)
+    plan = provenance.plan
+    try:
+        check = _compare(folder, ids, reference, plan, record)
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+    ) as error:  # whatever transformers says of a bad folder
+        nothing = Census(len(record["tensors"]))
+        check = ExportCheck(False, math.inf, 0.0, f"it cannot be loaded: {' '.join(str(error).split())}", nothing)
+    check = replace(check, folder=str(folder))
+    write_json(folder / RECORD, {**record, "verified": check.verified, "check": asdict(check)})
+    (folder / CARD).write_text(render_card(provenance, check.sentence()), encoding="utf-8")
+    return check
+
+
+def _compare(
+    folder: Path, ids: torch.Tensor, reference: torch.Tensor, plan: Plan, record: dict[str, Any]
+) -> ExportCheck:
+    auto = AUTO_CLASSES.get(plan.task.kind, AUTO_CLASSES["causal_lm"])
+    with _quiet():
+        loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
+    census = count(loaded.state_dict(), record["tensors"], record["tied"])
+    # transformers fills what a file lacks with fresh values and says so here only.
+    fresh = sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])} - set(census.lost))
+    census = replace(census, lost=(*census.lost, *fresh), added=(*census.added, *sorted(info["unexpected_keys"])))
+    logits = model_logits(loaded.float(), ids)
+    share, reason = BOUNDS[max(_precisions(plan), key=_COARSENESS.index)]
+    bound = share * max(1.0, float(reference.abs().max()))
+    same_shape = logits.shape == reference.shape
+    difference = float((logits - reference).abs().max()) if same_shape else math.inf
+    verified = census.whole and difference <= bound  # a nan is not
+    return ExportCheck(verified, difference, bound, reason, census)
+
+
+def _precisions(plan: Plan) -> set[str]:
+    tf32 = {"tf32"} if plan.numerics.tf32 and plan.launch.device == "cuda" else set[str]()
+    return {plan.numerics.precision, plan.export.dtype, *tf32}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar of transformers' in the rank's log."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
