@@ -57,18 +57,19 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
         DataError: with the problems of the tasks that have any, or where no document is left to train on.
     """
     done = Assembled()
-    writer = _TokenWriter(folder, np.dtype(spec.dtype))
     tables: list[np.ndarray] = []
-    for result in results:
-        if result.problems:
-            raise DataError(problems=result.problems)
-        tokens, documents = (task_file(spec, result.number, kind) for kind in ("tokens", "documents.npy"))
-        tables.append(np.load(documents))
-        writer.append(tokens)
-        tokens.unlink()
-        documents.unlink()
-        done.count(result)
-    done.tokens = writer.finish()
+    with _TokenWriter(folder, np.dtype(spec.dtype)) as writer:
+        for result in results:
+            if result.problems:
+                raise DataError(problems=result.problems)
+            tokens, documents = (task_file(spec, result.number, kind) for kind in ("tokens", "documents.npy"))
+            tables.append(np.load(documents))
+            writer.append(tokens)
+            tokens.unlink()
+            documents.unlink()
+            done.count(result)
+        writer.finish()
+        done.tokens = writer.files
     done.documents = np.concatenate(tables) if tables else np.empty(0, dtype=np.int64)
     if not len(done.documents):
         raise DataError(problems=[_nothing_left(done, "holds no document")])
@@ -103,9 +104,22 @@ class _TokenWriter:
         self._hash = hashlib.sha256()
         self._size = 0
 
+    def __enter__(self) -> _TokenWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._out is not None:
+            self._out.close()
+
+    @property
+    def _name(self) -> str:
+        return f"tokens-{len(self.files):05d}.bin"
+
     def append(self, path: Path) -> None:
+        if path.stat().st_size == 0:
+            return
         if self._out is None:
-            self._out = (self.folder / f"tokens-{len(self.files):05d}.bin").open("wb")
+            self._out = (self.folder / self._name).open("wb")
             self._hash, self._size = hashlib.sha256(), 0
         with path.open("rb") as source:
             while block := source.read(_COPY_BYTES):
@@ -113,40 +127,31 @@ class _TokenWriter:
                 self._hash.update(block)
                 self._size += len(block)
         if self._size >= SHARD_BYTES:
-            self._close(self._out)
+            self.finish()
 
-    def _close(self, out: BinaryIO) -> None:
-        _settle(out)
-        name = f"tokens-{len(self.files):05d}.bin"
-        items = self._size // self.dtype.itemsize
-        if items:
-            self.files.append(
-                {"file": name, "items": items, "size_bytes": self._size, "sha256": self._hash.hexdigest()}
-            )
-        else:
-            (self.folder / name).unlink()
-        self._out = None
-
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> None:
+        """Close the file in hand, if any."""
         if self._out is not None:
-            self._close(self._out)
-        return self.files
+            _settle(self._out)
+            self._out.close()
+            self._out = None
+            items, digest = self._size // self.dtype.itemsize, self._hash.hexdigest()
+            self.files.append({"file": self._name, "items": items, "size_bytes": self._size, "sha256": digest})
 
 
 def _settle(out: BinaryIO) -> None:
     """On the disk before the manifest: a power cut must not leave a manifest over empty files."""
     out.flush()
     os.fsync(out.fileno())
-    out.close()
 
 
 def _save(path: Path, array: np.ndarray) -> dict[str, Any]:
     content = io.BytesIO()
     np.save(content, array)
     raw = content.getvalue()
-    out = path.open("wb")
-    out.write(raw)
-    _settle(out)
+    with path.open("wb") as out:
+        out.write(raw)
+        _settle(out)
     return {"file": path.name, "items": len(array), "size_bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
 
@@ -189,6 +194,6 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     for leftover in ("work.json", "workers.log"):
         (folder / leftover).unlink(missing_ok=True)
     manifest = manifest | {"hash": content_hash(manifest)}
-    out = (folder / MANIFEST).open("wb")
-    out.write(json.dumps(manifest, indent=1).encode())
-    _settle(out)
+    with (folder / MANIFEST).open("wb") as out:
+        out.write(json.dumps(manifest, indent=1).encode())
+        _settle(out)

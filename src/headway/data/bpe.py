@@ -18,6 +18,7 @@ from headway.config.schema import SourceConfig
 from headway.data.holdout import document_hash, encode_text, held_out
 from headway.data.lock import only_builder
 from headway.data.raw import hash_raw
+from headway.data.room import room_for
 from headway.data.seam import DataSource, ProgressReporter, Skip
 from headway.data.sources import concrete, open_source
 from headway.errors import DataError, ModelError, Problem
@@ -71,7 +72,7 @@ def train_bpe(text: TrainingText, vocabulary: int, cache: Path, report: Progress
     folder = _folder(text, opened, vocabulary, cache)
     if folder.is_dir():
         return folder
-    with only_builder(cache / "locks" / f"{folder.name}.lock", report):
+    with room_for(0, cache), only_builder(cache / "locks" / f"{folder.name}.lock", report):
         if folder.is_dir():
             return folder
         tokenizer = _train(_texts(text, opened, report), vocabulary)
@@ -177,7 +178,8 @@ def _train(texts: list[str], vocabulary: int) -> Tokenizer:
 
 
 def _write(tokenizer: Tokenizer, folder: Path) -> None:
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # Not tokenizer.save: its errors do not say which kind they are.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
     settings = roles | {
         "tokenizer_class": "PreTrainedTokenizerFast",

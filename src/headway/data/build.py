@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import shutil
@@ -19,12 +18,12 @@ from headway.data.crew import run_tasks
 from headway.data.lock import only_builder
 from headway.data.manifest import FORMAT
 from headway.data.raw import RawData, hash_raw
+from headway.data.room import room_for
 from headway.data.seam import DataSource, ProgressReporter, Silent
 from headway.data.sources import concrete, open_source
 from headway.data.vocabulary import Vocabulary, read_vocabulary
 from headway.data.work import Task, WorkSpec
 from headway.errors import DataError, Problem
-from headway.units import format_bytes
 
 TASK_BYTES = 4 * 2**20
 # What `gzip -9` is measured on; beyond it a sample is scaled up.
@@ -130,16 +129,17 @@ def build_store(request: StoreRequest, report: ProgressReporter | None = None) -
     found = survey(request)
     if is_complete(found.folder):
         return found.folder
-    with only_builder(request.cache_folder / "locks" / f"{found.folder.name}.lock", report):
+    size = sum(_size_bytes(source) for _, _, source in found.sources)
+    with (
+        room_for(size, request.cache_folder),
+        only_builder(request.cache_folder / "locks" / f"{found.folder.name}.lock", report),
+    ):
         if not is_complete(found.folder):
             _clean(found.folder)
             part = Path(tempfile.mkdtemp(dir=found.folder.parent, prefix=f"part-{found.folder.name}-"))
             try:
                 _build(request, found, part, report)
                 part.rename(found.folder)
-            except OSError as error:
-                _explain(error, found, request)
-                raise
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return found.folder
@@ -150,15 +150,6 @@ def _clean(folder: Path) -> None:
     for leftover in folder.parent.glob(f"part-{folder.name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _explain(error: OSError, found: Survey, request: StoreRequest) -> None:
-    """Raise a DataError for a disk that is full; other errors speak for themselves."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        size = sum(_size_bytes(source) for _, _, source in found.sources)
-        needs = f"a token store takes about as much room as its text, here {format_bytes(size)}"
-        problem = Problem("data.cache", f"no room left while writing; {needs}", str(request.cache_folder))
-        raise DataError(problems=[problem], fix="free some, or set data.cache to a folder on a larger disk") from error
 
 
 def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressReporter) -> None:

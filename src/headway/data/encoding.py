@@ -16,8 +16,8 @@ BATCH_CHARACTERS = 2**20
 PART_CHARACTERS = 2**17
 _CONTEXT = 128
 _TRIES = 8
-# One line end between two characters that are no space: no pretokeniser's word reaches across it from both sides.
-_BORDER = re.compile(r"(?<=\S)\n(?=\S)")
+# One line end with at most a space behind it: the pretokenisers in use end a word there. Tried all the same.
+_BORDER = re.compile(r"(?<=\S)\r?\n(?= ?\S)")
 
 
 def cut_parts(text: str, tokenizer: Tokenizer) -> Iterator[str]:

@@ -141,7 +141,9 @@ def _nothing(pattern: str, base: Path, key: str, *, excluded: bool) -> Problem:
     root, _ = _split_pattern(pattern)
     folder = locate(root, base)
     where = f"{key}.paths"
-    if folder.exists():
+    if folder.is_file():
+        return Problem(where, "options.exclude leaves it out", pattern, f"change {key}.options.exclude")
+    if folder.is_dir():
         endings = Counter(Path(name).suffix or "no ending" for name in _Walk(3, False, set()).files(folder, False))
         held = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5)) or "no files"
         hint = f"{folder} holds {held}" + ("; options.exclude leaves files out" if excluded else "")

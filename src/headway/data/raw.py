@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.data.seam import InputFile
+from headway.errors import DataError, Problem
 
 # A file changed again within the clock's grain keeps its mtime: what is this young is not remembered.
 _YOUNG_SECONDS = 2.0
@@ -30,7 +31,11 @@ class RawData:
 
 
 def hash_raw(files: Iterable[InputFile], cache: Path) -> RawData:
-    """sha256 over the names and contents of `files`; each file's own hash is kept in `cache`/hashes.json."""
+    """sha256 over the names and contents of `files`; each file's own hash is kept in `cache`/hashes.json.
+
+    Raises:
+        DataError: naming the files that cannot be read.
+    """
     files = list(files)
     record = cache / "hashes.json"
     known = _read(record)
@@ -38,7 +43,15 @@ def hash_raw(files: Iterable[InputFile], cache: Path) -> RawData:
     stamps = {path: _stamp(path) for path in paths}
     missing = [path for path in stamps if known.get(path, [0, 0, ""])[:2] != list(stamps[path])]
     with ThreadPoolExecutor() as threads:
-        fresh = dict(zip(missing, threads.map(_sha256, missing), strict=True))
+        answers = dict(zip(missing, threads.map(_sha256, missing), strict=True))
+    problems = [
+        Problem("data", f"cannot be read: {answer.strerror}", where=path, fix="change its permissions, or leave it out")
+        for path, answer in answers.items()
+        if isinstance(answer, OSError)
+    ]
+    if problems:
+        raise DataError(problems=problems[:20])
+    fresh = {path: answer for path, answer in answers.items() if isinstance(answer, str)}
     hashes = {path: fresh.get(path) or str(known[path][2]) for path in paths}
     _remember(record, fresh, stamps)
     whole = hashlib.sha256()
@@ -55,9 +68,12 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(path: str) -> str | OSError:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return error
 
 
 def _read(record: Path) -> dict[str, list[int | str]]:
@@ -74,7 +90,10 @@ def _remember(record: Path, fresh: dict[str, str], stamps: dict[str, tuple[int, 
         return
     # Read again, so that what another process wrote meanwhile is kept.
     merged = _read(record) | settled
-    record.parent.mkdir(parents=True, exist_ok=True)
     part = record.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
-    part.replace(record)
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
+        part.replace(record)
+    except OSError:
+        part.unlink(missing_ok=True)  # the next run hashes again

@@ -12,9 +12,9 @@ from headway.data.vocabulary import load_tokenizer
 BORDER = "\n──── next document ────\n"
 
 
-def decode_sample(sample: Sample, tokenizer: Path) -> str:
-    """The sample's text, special tokens shown, a line between documents (which do not see each other)."""
+def decode_sample(sample: Sample, tokenizer: Path, *, special_tokens: bool = True) -> str:
+    """The sample's text, special tokens shown if wanted, a line between documents (which do not see each other)."""
     decoder = load_tokenizer(tokenizer)
     cuts = np.flatnonzero(np.diff(sample.documents)) + 1
     parts = np.split(sample.tokens, cuts)
-    return BORDER.join(decoder.decode(part.tolist(), skip_special_tokens=False) for part in parts)
+    return BORDER.join(decoder.decode(part.tolist(), skip_special_tokens=not special_tokens) for part in parts)

@@ -179,7 +179,7 @@ class _Share:
                     self.result.skip(f"under {self.spec.min_tokens} tokens", document.where)
                 else:
                     self._settle(length, document)
-            batch.tokens[kept].tofile(self.out)
+            self.out.write(batch.tokens[kept].tobytes())  # not tofile: its errors do not say that the disk is full
 
     def _settle(self, length: int, document: _Pending) -> None:
         spec, raw = self.spec, document.raw
