@@ -146,8 +146,9 @@ def export(run: str | None, step: int | None = None, out: Path | None = None) ->
     return delivering.export(find_run(run), step, out)
 
 
-def generate(target: str, prompt: str, **options: float) -> str:
+def generate(target: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
     """A continuation of `prompt` by an exported folder, or by a run's export."""
     from headway.api import delivering
 
-    return delivering.generate(target, prompt, **options)
+    folder = Path(target)
+    return delivering.generate(folder if folder.is_dir() else find_run(target), prompt, max_tokens, temperature, seed)

@@ -75,7 +75,8 @@ Guard = Callable[[dict[str, float], float], bool]
 class Engine(Protocol):
     """Six methods and the model. All ranks call each method together."""
 
-    model: nn.Module  # called by Task.loss
+    model: nn.Module  # wrapped; called by Task.loss
+    module: nn.Module  # as the source built it
     device: torch.device
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float, guard: Guard) -> StepResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from headway.checkpoint.random_state import restore_random_state
 from headway.checkpoint.ranks import Ranks
 from headway.checkpoint.store import LocalStore
 from headway.data.loader import LoaderSpec, StepLoader, eval_batches
-from headway.data.seam import SampleSource
-from headway.data.store import open_split
+from headway.data.seam import Sample, SampleSource
+from headway.data.store import Split, open_split
 from headway.errors import CheckpointError
 from headway.model.seam import ModelSource
 from headway.parallel.collectives import exchange, world
@@ -83,8 +83,8 @@ def _resume(parts: Parts) -> None:
     parts.resumed_from, parts.notices = ref.name, ref.notices
 
 
-def open_data(plan: Plan, split: str) -> SampleSource:
-    return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing)  # pyright: ignore
+def open_data(plan: Plan, split: Split) -> SampleSource:
+    return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing)
 
 
 def step_loader(parts: Parts) -> StepLoader:
@@ -113,13 +113,14 @@ def held_out(parts: Parts) -> Iterator[Batch]:
     return eval_batches(open_data(parts.plan, "eval"), collate, parts.plan.batch.micro_batch, rank, size)
 
 
-def _collate(task: Task, sequence: int, samples: list) -> Batch:  # pyright: ignore
+def _collate(task: Task, sequence: int, samples: Sequence[Sample]) -> Batch:
     return task.collate(samples, sequence)
 
 
 def documents(parts: Parts) -> dict[str, bytes]:
     """What stands beside the slices in every checkpoint: the resolved plan and the record."""
-    found = {"plan.json": parts.run.plan, "record.json": parts.run.record}
+    run = parts.run
+    found = {"plan.json": run.plan, "record.json": run.record, "record.diff": run.record_diff}
     return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
 
 

@@ -6,12 +6,12 @@ from headway.train import environment
 
 environment.prepare("cpu")
 
-import deepspeed  # noqa: E402, F401
+import deepspeed  # noqa: E402
 import deepspeed.runtime.zero.muon.original_muon  # noqa: E402, F401  3 s in each rank's first engine otherwise
 import torch._dynamo  # noqa: E402, F401  as above: the module before it calls torch.compile
 import transformers  # noqa: E402, F401
 
 environment.after_import()
 
-import headway.train.session  # noqa: E402, F401
+import headway.train.session  # noqa: E402
 import headway.train.worker  # noqa: E402, F401

@@ -25,6 +25,7 @@ from headway.train.progress import Progress
 from headway.train.reporter import Reporter, SilentReporter
 from headway.train.tracking import start_tracker
 
+_STATE_BYTES = 12  # a parameter in a checkpoint: fp32 weight and two moments, the most that an admitted optimizer has
 _LOOK_SECONDS = 1.0  # how often rank 0 looks for a stop request on the disk
 
 
@@ -34,6 +35,7 @@ class Session:
         self.started = time.monotonic()
         self._looked = 0.0
         self._request: str | None = None
+        self._evaluation: dict[str, float] = {}  # the newest held-out figures
         self.reporter: Reporter | SilentReporter = SilentReporter()
 
     def run(self, signal_received: Callable[[], str | None]) -> None:
@@ -57,10 +59,11 @@ class Session:
                 reporter.event("stopping", reason=reason, step=parts.progress.step)
                 raise Stopped(f"stopped at step {parts.progress.step} and saved: {reason}")
             differences = parts.progress.differences(self.plan)
-            verified = finish.deliver(parts, reporter)
+            check = finish.deliver(parts, reporter, self._evaluation)
             reporter.event("done", steps=parts.progress.step, tokens=parts.progress.tokens, differences=differences)
             outcome = "done"
-            verified.require()
+            if check is not None:
+                check.require()
             if differences:
                 raise RunDiffers("the run did not go as planned (the weights are safe): " + "; ".join(differences))
         finally:
@@ -114,6 +117,7 @@ class Session:
             figures["bits_per_byte"] = totals.sums["loss"] / math.log(2) / facts.eval_bytes
             figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
         figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in parts.task.terms.items()}))
+        self._evaluation = figures
         self.reporter.event("evaluation", step=step, seconds=time.monotonic() - started, **figures)
 
     def _save(self, parts: Parts, progress: Progress) -> None:
@@ -131,6 +135,7 @@ class Session:
             slices=state.slices,
             random_state=capture_random_state(self.device),
             keep=self.plan.checkpoint.keep,
+            expected_bytes=_STATE_BYTES * self.plan.shape.parameters,
             protect=frozenset([parts.resumed_from] if parts.resumed_from else []),
             documents=documents(parts),
         )

@@ -1,0 +1,55 @@
+"""Exports outside of a run: from a checkpoint, and text from what was exported. Loads torch, so it is imported late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.checkpoint.load import checkpoint_at, newest_complete, open_reader
+from headway.checkpoint.store import LocalStore
+from headway.cli.seam import ExportResult
+from headway.errors import ExportError
+from headway.export import sample
+from headway.export.card import Provenance
+from headway.export.folder import RECORD
+from headway.export.from_checkpoint import export_checkpoint
+from headway.plan.files import read_plan
+from headway.run.paths import RunDir
+from headway.run.record import read_record
+from headway.run.summary import summarise
+
+
+def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
+    """Export the newest complete checkpoint of a run, or the one of `step`, and verify it."""
+    run = RunDir(path)
+    plan = read_plan(run.plan)
+    store = LocalStore(run.checkpoints)
+    ref = newest_complete(store) if step is None else checkpoint_at(store, step)
+    with open_reader(store, ref) as reader:
+        provenance = Provenance(
+            plan=plan,
+            record=read_record(run),
+            step=reader.state.step,
+            tokens=reader.state.tokens,
+            evaluation=_evaluation(run, reader.state.step),
+            checkpoint=ref.name,
+        )
+        exported = export_checkpoint(reader, out or run.export, provenance)
+    exported.check.require()
+    folder, check = exported.folder, exported.check
+    return ExportResult(folder.path, ref.step, check.verified, check.max_difference, folder.bytes)
+
+
+def generate(target: Path, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
+    """A continuation by a model folder, or by the export of a run directory."""
+    folder = target if (target / "config.json").is_file() else RunDir(target).export
+    if not (folder / "config.json").is_file():
+        raise ExportError(f"{target} holds no exported model ({RECORD})", fix=f"headway export {target}")
+    return sample.generate(folder, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def _evaluation(run: RunDir, step: int) -> dict[str, float]:
+    """The held-out figures of exactly this step, where there are any."""
+    for event in reversed(summarise(run).events):
+        if event.get("event") == "evaluation" and event.get("step") == step:
+            return {k: v for k, v in event.items() if isinstance(v, float) and k not in ("time", "seconds")}
+    return {}

@@ -1,0 +1,77 @@
+"""After the last step: the model folder, its comparison in plain transformers, and a sample of what it writes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from headway.data.samples import decode_sample
+from headway.errors import ExportError
+from headway.export.card import Provenance
+from headway.export.folder import export_folder
+from headway.export.sample import generate
+from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
+from headway.parallel.collectives import exchange
+from headway.train.build import Parts, open_data, record_of
+from headway.train.reporter import SilentReporter
+
+_PROMPT_CHARACTERS = 120
+_SAMPLE_TOKENS = 64
+
+
+def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]) -> ExportCheck | None:
+    """Export with all ranks, as the plan says. None where the plan wants no export.
+
+    Rank 0 writes and compares; the outcome is equal on all ranks. Raises ExportError where the folder could not be
+    written; a folder that differs is returned for `require()`, so that everything else is written down first.
+    """
+    if not parts.plan.export.at_end:
+        return None
+    started = time.monotonic()
+    rank = parts.ranks.rank
+    ids = probe_ids(parts.plan)
+    reference = model_logits(parts.engine.module, ids)
+    check: ExportCheck | None = None
+    failure = ""
+    weights = parts.engine.full_weights()
+    if rank == 0:
+        provenance = Provenance(
+            plan=parts.plan,
+            record=record_of(parts.run),
+            step=parts.progress.step,
+            tokens=parts.progress.tokens,
+            evaluation=evaluation,
+        )
+        try:
+            export_folder(parts.source, weights, parts.run.export, provenance, model=parts.engine.module)
+            check = verify_export(parts.run.export, ids, reference, provenance)
+        except ExportError as error:
+            failure = str(error)
+    for _ in weights:  # peers gather inside this iterator; rank 0 too where its export failed half-way
+        pass
+    check, failure = exchange((check, failure))[0]
+    if check is None:
+        raise ExportError(failure)
+    fields = {"verified": check.verified, "max_difference": check.max_difference, "bound": check.bound}
+    reporter.event("export", path=str(parts.run.export), seconds=time.monotonic() - started, **fields)
+    if check.verified and rank == 0:
+        _show_sample(parts, reporter)
+    return check
+
+
+def _show_sample(parts: Parts, reporter: SilentReporter) -> None:
+    """A continuation, for the reader's eye. It is no part of the result: what fails here is a warning."""
+    prompt = parts.plan.export.sample or _held_out_start(parts)
+    try:
+        text = generate(parts.run.export, prompt, max_tokens=_SAMPLE_TOKENS)
+    except Exception as error:
+        reporter.event("warning", text=f"no sample could be generated: {type(error).__name__}: {error}")
+        return
+    reporter.event("sample", prompt=prompt, text=text)
+
+
+def _held_out_start(parts: Parts) -> str:
+    """The first words of a document that was never trained on, or of a training document where none is held out."""
+    split = "eval" if parts.plan.facts.eval_windows else "train"
+    sample = open_data(parts.plan, split)[0]
+    return decode_sample(sample, Path(parts.plan.data.tokenizer), special_tokens=False)[:_PROMPT_CHARACTERS]
