@@ -108,14 +108,14 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
     """Parameters, gradients, master copy and optimizer moments.
 
     P parameters on N ranks, Adam, 16-bit with an fp32 master copy: 16P without sharding, stage 1: 4P + 12P/N,
-    stage 2: 2P + 14P/N, stage 3: 16P/N ('ZeRO', table 1). fp32 without a master copy is 4 + 4 + 8 = 16 bytes too.
-    DeepSpeed's stages 1 and 2 (and any offload) keep a master copy even of fp32 weights: 4P/N more.
+    stage 2: 2P + 14P/N, stage 3: 16P/N ('ZeRO', table 1). fp32 without a master copy is 4 + 4 + 8 = 16 bytes too, but
+    DeepSpeed's stages 1 to 3 keep a master copy even of fp32 weights: 4P/N more. `tests/distributed` counts them live.
     """
     strategy, count, ranks = request.strategy, request.shape.parameters, request.processes
     trained = request.shape.trainable_parameters
     stage = strategy.stage if strategy.kind == "deepspeed" else 0
     weight = 2 if request.sharded_weights else 4
-    master = 4 if request.sharded_weights or stage in (1, 2) or strategy.offload_optimizer else 0
+    master = 4 if request.sharded_weights or stage > 0 else 0
 
     def part(parameters: int, from_stage: int) -> int:
         return -(-parameters // ranks) if stage >= from_stage else parameters
@@ -123,17 +123,26 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
     states = part(trained, 1) * (master + 4 * moments_of(request.optimizer))
     weights, gradients = part(count, 3) * weight, part(trained, 2) * weight
     on_host = strategy.offload_optimizer
-    if on_host:  # the partition in fp32 beside the master copy; stage 3 also keeps it in the weights' precision
-        gradients = part(trained, 1) * (4 + (weight if stage == 3 else 0))
+    if on_host:  # the partition in fp32 beside the master copy, and once more in the weights' precision
+        gradients = part(trained, 1) * (4 + weight)
     items = [
         _item("parameters", weights, host=strategy.offload_parameters),
         _item("gradients", gradients, host=on_host),
         _item("optimizer states", states, host=on_host),
     ]
+    if on_host and stage < 3:
+        items.append(_staging(request, part(trained, 1) * weight, weight))
     if strategy.kind != "deepspeed" and request.precision != "fp32":
         # autocast casts each weight once a micro batch; backward reads the copy
         items.append(_item("16-bit copies of the weights", 2 * count))
     return items
+
+
+def _staging(request: MemoryRequest, partition_bytes: int, weight_bytes: int) -> MemoryItem:
+    """What stages 1 and 2 move through to and from the host: the updated partition, and one gradient on either side."""
+    shape = request.shape
+    largest = weight_bytes * shape.hidden * max(shape.vocab, shape.ffn)
+    return MemoryItem(name="offload staging", device_bytes=largest, host_bytes=largest + partition_bytes)
 
 
 def _item(name: str, count: int, *, host: bool = False) -> MemoryItem:
