@@ -141,14 +141,15 @@ def stop(run: str | None) -> Path:
 
 def export(run: str | None, step: int | None = None, out: Path | None = None) -> ExportResult:
     """A model folder from a checkpoint, reloaded in plain transformers and compared. Raises ExportError."""
+    found = find_run(run)  # before torch is loaded: a wrong name is answered at once
     from headway.api import delivering
 
-    return delivering.export(find_run(run), step, out)
+    return delivering.export(found, step, out)
 
 
 def generate(target: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
     """A continuation of `prompt` by an exported folder, or by a run's export."""
+    found = Path(target) if Path(target).is_dir() else find_run(target)
     from headway.api import delivering
 
-    folder = Path(target)
-    return delivering.generate(folder if folder.is_dir() else find_run(target), prompt, max_tokens, temperature, seed)
+    return delivering.generate(found, prompt, max_tokens, temperature, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -145,8 +145,8 @@ class StatusArea:
             yield self._waiting(now)
             return
         figures = {figure.name: figure.value for figure in state.figures(now)}
-        eta = "" if self.closed else figures.pop("ETA", "")
-        yield self._bar(width, f"ETA {eta}" if eta else "")
+        eta = figures.pop("ETA", "")
+        yield self._bar(width, f"ETA {eta}" if eta and not self.closed else "")
         wide = {name: figures.pop(name) for name in ("memory", "checkpoint") if name in figures}
         columns = max(1, width // _COLUMN_WIDTH)
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -170,7 +170,7 @@ class StatusArea:
     def _bar(self, width: int, tail: str) -> RenderableType:
         step, steps = self._state.step, self._state.steps
         head = f"step {step}/{steps}" if steps else f"step {step}"
-        share = f"{step / steps:.0%}" if steps else ""
+        share = f"{100 * step // steps}%" if steps else ""  # 100% is the last step only
         row = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(
             total=steps or None, completed=step, width=max(8, width - len(head) - len(share) - len(tail) - 6)
@@ -223,13 +223,16 @@ def labelled(name: str, value: str) -> Text:
     return Text.assemble((f"{name} ", "dim"), value)
 
 
-def pairs(rows: Sequence[tuple[str, str]]) -> RenderableType:
-    """Names and values in two columns; values wrap."""
+def pairs(rows: Iterable[Sequence[str]]) -> RenderableType:
+    """(name, value) or (name, value, reason) in two columns: values wrap, a reason stands below its value."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", max_width=22)
     grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(Text(name), Text(printable(value)))
+    for name, value, *reasons in rows:
+        cell = Text(printable(value))
+        for reason in filter(None, reasons):
+            cell.append(f"\n{printable(reason)}", "dim")
+        grid.add_row(Text(name), cell)
     return Padding(grid, (0, 0, 0, 2))
 
 

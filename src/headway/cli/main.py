@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.cli.parser import parse
-from headway.errors import EXIT_OK, HeadwayError
+from headway.errors import EXIT_OK, HeadwayError, Stopped
 
 EXIT_INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 EXIT_BROKEN_PIPE = 141  # ... and by SIGPIPE: `headway show | head`
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _keep_output_printable()
     options: Namespace | None = None
     try:
-        options = parse(arguments)
-        code = options.run(options)
+        options = _parsed(arguments)
+        code = options.run(options) if options else EXIT_OK
         sys.stdout.flush()
     except HeadwayError as error:
         return _say(str(error) or type(error).__name__, error, error.exit_code)
@@ -37,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone; what is still buffered must not raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else EXIT_OK
     except Exception as error:
         where = _write_traceback(error, options, arguments)
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -46,11 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _parsed(arguments: list[str]) -> Namespace | None:
+    """The options; None where help was asked for and has been printed."""
+    try:
+        return parse(arguments)
+    except SystemExit:
+        return None
+
+
 def _say(message: str, error: BaseException, code: int) -> int:
-    head = "error:"
-    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+    head = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "
+    if head and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         head = f"\033[1;31m{head}\033[0m"
-    print(f"{head} {message}", file=sys.stderr)
+    print(f"{head}{message}", file=sys.stderr)
     if os.environ.get("HEADWAY_TRACEBACK") == "1":
         traceback.print_exception(error, file=sys.stderr)
     return code

@@ -91,7 +91,7 @@ def _parser(verb: Verb) -> _Parser:
     verb.arguments(parser)
     if verb.takes_overrides:
         parser.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the run file; repeatable"
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; a bare KEY=VALUE does too"
         )
     return parser
 

@@ -83,7 +83,6 @@ class PlainScreen(RunScreen):
         now = self._now(metrics)
         self._unprinted = metrics
         if self._printed_at is None or not 0 <= now - self._printed_at < _LINE_SECONDS:
-            self._printed_at = now
             self._flush()
 
     def finish(self, outcome: Outcome) -> None:
@@ -106,7 +105,7 @@ class PlainScreen(RunScreen):
     def _flush(self) -> None:
         """The newest step is always told before anything that follows it, and at the end."""
         if self._unprinted is not None:
-            now = self._now(self._unprinted)
+            now = self._printed_at = self._now(self._unprinted)
             self._unprinted = None
             self._say(step_line(self._state.step, self._state.steps, self._state.figures(now)))
 

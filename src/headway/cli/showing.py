@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli import tables
-from headway.cli.lines import event_lines, how_to_call, printable
+from headway.cli.lines import evaluation_text, event_lines, how_to_call, printable
 from headway.cli.state import number
 from headway.errors import EXIT_OK, HeadwayError, UserError
 from headway.units import format_bytes, format_count, format_seconds
@@ -100,7 +100,7 @@ def one(name: str | None, *, as_json: bool) -> int:
 
 def _facts(run: RunSummary) -> list[tuple[str, str]]:
     seconds = (run.ended or time.time()) - run.started if run.started else None
-    evaluation = event_lines({"event": "evaluation", **run.evaluation}) if run.evaluation else []
+    evaluation = f"{evaluation_text(run.evaluation)}  at step {run.evaluation.get('step')}" if run.evaluation else ""
     export = run.export or {}
     facts = [
         ("folder", str(run.path)),
@@ -108,7 +108,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("from start to end" if run.ended else "running for", format_seconds(seconds) if seconds is not None else ""),
         ("attempts", str(run.attempts) if run.attempts > 1 else ""),
         ("loss", _figure(number(run.last, "loss"))),
-        ("held out", evaluation[0] if evaluation else ""),
+        ("held out", evaluation),
         ("model", f"{export.get('path')}{'' if export.get('verified') else ' (NOT VERIFIED)'}" if export else ""),
         ("exit code", "" if run.exit_code is None else str(run.exit_code)),
     ]

@@ -139,5 +139,6 @@ def _share(value: float | None) -> str:
 
 def _memory(metrics: Record, planned_bytes: int) -> str:
     now, peak = number(metrics, "memory_bytes"), number(metrics, "memory_peak_bytes")
+    peak = max(now or 0.0, peak or 0.0)  # the two are measured in different ways and may cross by a page
     parts = [("now", now), ("peak", peak), ("planned", float(planned_bytes) if planned_bytes else None)]
     return ", ".join(f"{format_bytes(value)} {name}" for name, value in parts if value) if now else ""

@@ -14,16 +14,14 @@ from headway.units import format_bytes
 if TYPE_CHECKING:
     from headway.plan.schema import Plan
 
-Row = tuple[str, str]
-
 
 def print_title(title: str) -> None:
     """A heading, set apart from what stands above it."""
     print(f"\n\033[1m{title}\033[0m" if _colours() else f"\n{title}")
 
 
-def print_pairs(rows: Sequence[Row]) -> None:
-    """Names and values; long values wrap on a terminal."""
+def print_pairs(rows: Sequence[Sequence[str]]) -> None:
+    """(name, value) or (name, value, reason); on a terminal long values wrap."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -69,12 +67,7 @@ def print_plan(plan: Plan, *, reasons: bool) -> None:
 
     print(f"plan of {plan.name}")
     rows = summary_rows(plan)
-    print_pairs(
-        [(name, f"{value}\n{why}" if reasons and why and sys.stdout.isatty() else value) for name, value, why in rows]
-    )
-    if reasons and not sys.stdout.isatty():
-        print_title("reasons")
-        print_pairs([(name, why) for name, _, why in rows if why])
+    print_pairs(rows if reasons else [row[:2] for row in rows])
     print_title("memory of one process")
     print_lines(aligned([("", "device", "host"), *memory_rows(plan)]))
     if reasons and (rejected := rejected_rows(plan)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -100,7 +101,7 @@ def _plan(options: Namespace) -> int:
         tables.print_plan(plan, reasons=options.reasons)
         tables.print_checks(report)
         if not red:
-            tables.print_next([f"headway train {options.file}"])
+            tables.print_next([shlex.join(["headway", "train", options.file, *options.overrides])])
     return CheckFailed.exit_code if red else EXIT_OK
 
 
@@ -222,7 +223,9 @@ def _generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL_OR_RUN", help="an exported folder, or a run that has one")
     parser.add_argument("--prompt", required=True, help="what to continue; - reads it from stdin")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="default: 0.8; 0: the likeliest token"
+    )
     parser.add_argument("--seed", type=int, default=0)
     _json_option(parser)
 

@@ -1,0 +1,131 @@
+"""Bad input: one message with its fix, no traceback, the right exit code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import main
+from headway.errors import CheckFailed, ExportError, HeadwayError, Problem, Stopped, UserError, WorkerFailed
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HEADWAY_TRACEBACK", raising=False)
+    monkeypatch.setattr("headway.launch.local.warm_up", lambda: None)  # no ranks will be needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "fix"),
+    [
+        (["trian", "run.yaml"], "there is no verb 'trian'", "did you mean `headway train`?"),
+        (["data"], "there is no verb 'data'", "did you mean `headway data build`?"),
+        (["data", "biuld"], "there is no verb 'data'", "did you mean `headway data build`?"),
+        (["xyzzy"], "there is no verb 'xyzzy'", "`headway --help` lists them"),
+        (["train"], "headway train: the following arguments are required: RUN_FILE", "see headway train --help"),
+        (["train", "a.yaml", "b.yaml"], "takes no 'b.yaml'", "see headway train --help"),
+        (["train", "a.yaml", "--plian"], "takes no '--plian'", "did you mean --plain?"),
+        (["plan", "a.yaml", "--set"], "expected one argument", "see headway plan --help"),
+        (["export", "run", "--step", "five"], "invalid int value: 'five'", "see headway export --help"),
+        (["export", "train.length=5"], "there is no run in runs", "headway train"),
+        (["show", "a", "b", "c"], "show compares two runs", "name two"),
+        (["show", "a", "b", "--logs"], "take one run", "name one"),
+        (["show", "nothing"], "there is no run in runs", "headway train run.yaml"),
+        (["show", "--logs"], "there is no run in runs", "headway train run.yaml"),
+        (["resume"], "there is no run in runs", "headway train run.yaml"),
+        (["stop"], "there is no run in runs", "headway train run.yaml"),
+        (["plan", "absent.yaml"], "there is no file absent.yaml", "`headway init` writes a starter file"),
+        (["train", "absent.yaml", "--plain"], "there is no file absent.yaml", "`headway init` writes a starter file"),
+        (["data", "build", "absent.yaml", "--plain"], "there is no file absent.yaml", "`headway init`"),
+        (["init", "no/such/folder/run.yaml"], "cannot be written: No such file or directory", ""),
+        (["plan", "run.yaml", "train.lenght=5 steps"], "--set: train.lenght", "write train.length"),
+    ],
+)
+def test_bad_input(arguments: list[str], expected: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "run.yaml" in arguments:
+        assert main(["init"]) == 0
+        capsys.readouterr()
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ")
+    assert expected in err
+    assert fix in err
+    assert "Traceback" not in out + err
+    assert not Path("cache").exists()
+
+
+def test_a_starter_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine.yaml"]) == 0
+    Path("mine.yaml").write_text("mine")
+    assert main(["init", "mine.yaml"]) == 2
+    assert "pass --force" in capsys.readouterr().err
+    assert Path("mine.yaml").read_text() == "mine"
+    assert main(["init", "mine.yaml", "--force"]) == 0
+    assert Path("mine.yaml").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError(problems=[Problem("a.b", "is wrong", 5, "write 6", "run.yaml:3")]), 2, "error: run.yaml:3: a.b = 5"),
+        (CheckFailed("disk: full", fix="free some"), 4, "error: disk: full\n    fix: free some"),
+        (WorkerFailed("rank 1 failed first"), 5, "error: rank 1 failed first"),
+        (ExportError("differs"), 7, "error: differs"),
+        (HeadwayError(), 1, "error: HeadwayError"),
+        (Stopped("stopped and saved"), 75, "stopped and saved"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_exit_codes_are_the_errors(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("headway.api.runs", fail)
+    assert main(["show"]) == code
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert "Traceback" not in err
+
+
+def test_the_unexpected_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("headway.api.runs", fail)
+    monkeypatch.setattr("headway.api.stop", fail)
+    assert main(["show"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: unexpected: ZeroDivisionError: by nought")
+    assert "Traceback" not in err
+    path = re.search(r"traceback is in (.*)", err)
+    assert path is not None
+    text = Path(path[1]).read_text()
+    assert text.startswith("headway show\n")
+    assert "raise ZeroDivisionError" in text
+    Path("runs/x/logs").mkdir(parents=True)
+    assert main(["stop", "runs/x"]) == 1
+    assert "traceback is in runs/x/logs/headway-" in capsys.readouterr().err
+
+
+def test_the_traceback_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HEADWAY_TRACEBACK", "1")
+    assert main(["plan", "absent.yaml"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_without_a_place_to_write_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    Path("cache").write_text("a file in the way")
+    monkeypatch.setattr("headway.api.runs", fail)
+    assert main(["show"]) == 1
+    assert "set HEADWAY_TRACEBACK=1" in capsys.readouterr().err
