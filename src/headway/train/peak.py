@@ -16,9 +16,12 @@ def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Measured peak of a large matrix product on this rank's device and threads, in floating-point operations a second.
 
     All ranks measure at the same time, as they compute at the same time. The best of several products counts.
+    The factors come from a generator of their own: the global one is training's, and a resumed run must find it as
+    the run found it that never stopped.
     """
     n = 8192 if device.type == "cuda" else 1024
-    a = torch.randn(n, n, device=device, dtype=dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    a = torch.randn(n, n, device=device, dtype=dtype, generator=generator)
     best, started = float("inf"), time.perf_counter()
     while time.perf_counter() - started < _MEASURE_SECONDS:
         _synchronize(device)
