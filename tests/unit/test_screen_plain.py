@@ -13,8 +13,9 @@ import pytest
 from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.check.report import Report, green, yellow
 from headway.cli.lines import aligned, check_lines, event_lines, headline, printable, what_next
-from headway.cli.screen import PlainProgress, PlainScreen, RunScreen, make_screen
-from headway.cli.seam import Outcome
+from headway.cli.plain import PlainProgress, PlainScreen
+from headway.cli.screen import make_screen
+from headway.cli.seam import Outcome, RunScreen
 from headway.cli.state import RunState
 
 PLAN = plan_of(SMALL, LAPTOP)

@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.cli.lines import check_lines, event_lines, headline, printable, what_next, where_things_are
-from headway.cli.screen import RunScreen
-from headway.cli.seam import Outcome, Planned, Record, Report
+from headway.cli.seam import Outcome, Planned, Record, Report, RunScreen
 from headway.cli.state import RunState
 from headway.units import format_bytes, format_seconds
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 if TYPE_CHECKING:
+    from headway.data.seam import ProgressReporter
     from headway.plan.schema import Plan
     from headway.run.summary import RunSummary
 
@@ -101,3 +103,25 @@ class Screen(Protocol):
     def finish(self, outcome: Outcome) -> None:
         """The closing summary. Called once, last; also after a failure."""
         ...
+
+
+class RunScreen(Screen):
+    """A Screen that can also be attached to a run that has begun, and that is left by `with`."""
+
+    def attach(self, plan: Plan) -> None:
+        """Know the plan without showing it."""
+
+    def waiting(self, text: str) -> None:
+        """Say what is being waited for, until anything else is shown."""
+
+    def progress(self, title: str) -> ProgressReporter:
+        """A display of long work before the ranks start."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

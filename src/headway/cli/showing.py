@@ -27,11 +27,10 @@ _LAST_LINES = 30
 def every(root: Path, *, as_json: bool) -> int:
     """The runs under `root`, the newest first."""
     from headway import api
-    from headway.cli.verbs import print_json
 
     runs = list(reversed(api.runs(root)))
     if as_json:
-        print_json([asdict(run) for run in runs])
+        tables.print_json([asdict(run) for run in runs])
         return EXIT_OK
     if not runs:
         print(f"no runs in {root}")
@@ -69,11 +68,10 @@ def _date(moment: float | None) -> str:
 def one(name: str | None, *, as_json: bool) -> int:
     """What was planned, what happened, what stands."""
     from headway import api
-    from headway.cli.verbs import print_json
 
     run = api.summary(name)
     if as_json:
-        print_json(asdict(run))
+        tables.print_json(asdict(run))
         return EXIT_OK
     plan = _plan_of(run)
     print(f"{run.name}: {run.state}, step {run.step} of {run.steps}")
@@ -218,11 +216,10 @@ def follow(name: str | None, *, plain: bool | None) -> int:
 def compare(a: str, b: str, *, as_json: bool) -> int:
     """Plan values that differ, and the figures that came of them."""
     from headway import api
-    from headway.cli.verbs import print_json
 
     found = api.compare(a, b)
     if as_json:
-        print_json(asdict(found))
+        tables.print_json(asdict(found))
         return EXIT_OK
     header = ("", found.a.name, found.b.name)
     rows = [(key, printable(left), printable(right)) for key, left, right in found.differences]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.cli.lines import aligned, check_lines, printable
 from headway.cli.seam import ExportResult, Report
@@ -13,6 +15,11 @@ from headway.units import format_bytes
 
 if TYPE_CHECKING:
     from headway.plan.schema import Plan
+
+
+def print_json(value: Any) -> None:
+    """Indented JSON on stdout; paths as text."""
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
 def print_title(title: str) -> None:
@@ -51,8 +58,6 @@ def print_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _colours() -> bool:
-    import os
-
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 

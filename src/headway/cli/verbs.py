@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from headway.cli.tables import print_json
 from headway.errors import EXIT_OK, CheckFailed, UserError
 
 
@@ -26,11 +25,6 @@ class Verb:
     description: str = ""
     takes_overrides: bool = False
     more: bool = False
-
-
-def print_json(value: Any) -> None:
-    """Indented JSON on stdout; paths as text."""
-    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
 def _json_option(parser: ArgumentParser) -> None:
