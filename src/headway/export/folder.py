@@ -17,6 +17,7 @@ from torch import nn
 from headway.errors import ExportError
 from headway.export.card import Provenance, record_json, render_card
 from headway.export.census import Recorder
+from headway.export.tokenizer import copy_tokenizer
 from headway.model.seam import ModelSource
 from headway.model.skeleton import tied_names
 
@@ -24,11 +25,6 @@ RECORD = "headway.json"
 CARD = "README.md"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _UNVERIFIED = "**Not verified yet**: the folder has not been loaded in plain transformers."
-_TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    "chat_template.json",
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,8 @@ def export_folder(
         partial.mkdir(parents=True)
         recorder = Recorder(DTYPES[provenance.plan.export.dtype])
         source.save(partial, recorder.watch(weights), model)
-        copy_tokenizer(provenance.plan.data.tokenizer, partial)
+        if provenance.plan.data.tokenizer:
+            copy_tokenizer(Path(provenance.plan.data.tokenizer), partial)
         record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
         record |= {"tensors": recorder.as_json(), "tied": sorted(tied_names(model).items())}
         record |= {"files": {path.name: _described(path) for path in sorted(partial.iterdir())}}
@@ -94,32 +91,6 @@ def _put_in_place(partial: Path, folder: Path) -> None:
         folder.rename(old)
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def copy_tokenizer(tokenizer: str, folder: Path) -> None:
-    """The tokenizer's files, and its special tokens into the generation config where that names none."""
-    if not tokenizer:
-        return
-    present = [Path(tokenizer) / name for name in _TOKENIZER if (Path(tokenizer) / name).is_file()]
-    if not present:
-        raise ExportError(f"the tokenizer's folder {tokenizer} has no tokenizer files")
-    for path in present:
-        shutil.copyfile(path, folder / path.name)
-    config = folder / "generation_config.json"
-    if config.is_file():
-        _name_special_tokens(config, folder)
-
-
-def _name_special_tokens(config: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    named = json.loads(config.read_text(encoding="utf-8"))
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(tokenizer, key, None)
-        if named.get(key) is None and value is not None:
-            named[key] = value
-    write_json(config, named)
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from headway.errors import ExportError
+from headway.export.tokenizer import load_tokenizer
 from headway.model.skeleton import seeded
 
 
@@ -18,7 +19,7 @@ def generate(folder: Path, prompt: str, *, max_tokens: int = 64, temperature: fl
     A prompt too long for the model keeps its end. Raises ExportError where the folder has no model or tokenizer.
     """
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)[0]
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()[0]

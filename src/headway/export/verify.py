@@ -17,6 +17,7 @@ from headway.errors import ExportError
 from headway.export.card import Provenance, render_card
 from headway.export.census import Census, count
 from headway.export.folder import CARD, DTYPES, RECORD, read_record, write_json
+from headway.export.tokenizer import load_tokenizer
 from headway.model.skeleton import AUTO_CLASSES
 from headway.plan.schema import Plan
 
@@ -40,12 +41,14 @@ class ExportCheck:
     reason: str
     census: Census
     folder: str = ""
+    remarks: tuple[str, ...] = ()  # what a user of the folder should know
 
     def sentence(self) -> str:
         """The verdict, for people."""
         measured = f"logits differ by at most {self.max_difference:.2e} (bound {self.bound:.2e}: {self.reason})"
         if self.verified:
-            return f"Verified: loaded in plain transformers, {self.census.tensors} tensors equal; {measured}."
+            remarks = "".join(f" **Note**: {remark}." for remark in self.remarks)
+            return f"Verified: loaded in plain transformers, {self.census.tensors} tensors equal; {measured}.{remarks}"
         found = "; ".join(self.census.words()) or "all tensors are equal"
         return f"**NOT VERIFIED. Do not use this folder**: {found}; {measured}."
 
@@ -90,13 +93,7 @@ def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, prov
     plan = provenance.plan
     try:
         check = _compare(folder, ids, reference, plan, record)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-    ) as error:  # whatever transformers says of a bad folder
+    except Exception as error:  # whatever transformers, safetensors or torch say of a bad folder
         nothing = Census(len(record["tensors"]))
         check = ExportCheck(False, math.inf, 0.0, f"it cannot be loaded: {' '.join(str(error).split())}", nothing)
     check = replace(check, folder=str(folder))
@@ -121,7 +118,8 @@ def _compare(
     same_shape = logits.shape == reference.shape
     difference = float((logits - reference).abs().max()) if same_shape else math.inf
     verified = census.whole and difference <= bound  # a nan is not
-    return ExportCheck(verified, difference, bound, reason, census)
+    remark = load_tokenizer(folder)[1] if plan.data.tokenizer else ""
+    return ExportCheck(verified, difference, bound, reason, census, remarks=(remark,) if remark else ())
 
 
 def _precisions(plan: Plan) -> set[str]:

@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+# More rows at once leave a core's cache: 128 to 256 are the fastest at 8k and 32k entries, 1024 take 1.1 times as long.
+_CPU_ROWS = 256
+
 
 class SummedCrossEntropy(torch.autograd.Function):
     """Sum over n targets of -log softmax(hidden @ weight.T + bias)[target], `chunk` rows of logits at a time.
@@ -81,15 +84,16 @@ class SummedCrossEntropy(torch.autograd.Function):
 
 
 def summed_cross_entropy(head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Scalar fp32 sum over hidden [n, hidden] and targets [n]; chunk 0: all rows at once."""
+    """Scalar fp32 sum over hidden [n, hidden] and targets [n]; at most `chunk` rows of logits at once, 0: all."""
     device = hidden.device.type
+    rows = min(chunk or hidden.shape[0], _CPU_ROWS if device == "cpu" else hidden.shape[0])
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     bias = None if head.bias is None else head.bias.to(dtype)
     with torch.autocast(device, enabled=False):
         arguments = hidden.to(dtype), head.weight.to(dtype), bias
         if not torch.is_grad_enabled():
             arguments = tuple(None if tensor is None else tensor.detach() for tensor in arguments)
-        result: Any = SummedCrossEntropy.apply(*arguments, targets, chunk or max(1, hidden.shape[0]))
+        result: Any = SummedCrossEntropy.apply(*arguments, targets, max(1, rows))
     return result
 
 

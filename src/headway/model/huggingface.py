@@ -49,7 +49,7 @@ class HuggingFaceSource:
         self.config = read_config(plan.model.config or _config_of(self._folder))
         self._kind = model_class(self.config, plan.task.kind)
         _require_fit(plan, self._kind, self.config)
-        self.config._attn_implementation = IMPLEMENTATIONS[plan.model.attention]
+        self.config._attn_implementation = _implementation(plan, self._kind)
         self.skeleton: PreTrainedModel = build_skeleton(self._kind, copy.deepcopy(self.config))
         _require_packing(plan, self._kind, self.skeleton)
         self._tied = tied_names(self.skeleton)
@@ -203,12 +203,19 @@ def _config_of(folder: Path | None) -> dict[str, Any]:
         raise ModelError(f"{folder / 'config.json'} cannot be read: {error}", fix="check model.from") from error
 
 
+def _implementation(plan: Plan, kind: type[PreTrainedModel]) -> str:
+    """transformers' name of the attention. Architectures with attention code of their own (or none) know two names."""
+    if kind._supports_attention_backend:
+        return IMPLEMENTATIONS[plan.model.attention]
+    return "sdpa" if plan.model.attention == "sdpa" and kind._supports_sdpa else "eager"
+
+
 def _require_fit(plan: Plan, kind: type[PreTrainedModel], config: Any) -> None:
     """The plan's attention must exist for this architecture and device; stored weights must be plain numbers."""
     problems: list[Problem] = []
     chosen, name = plan.model.attention, config.model_type
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    if chosen == "sdpa" and (not kind._supports_sdpa or capped):
+    if chosen == "sdpa" and kind._supports_attention_backend and (capped or not kind._supports_sdpa):
         rule = f"{name} has an attention that PyTorch's SDPA does not compute (a soft cap, or sinks)"
         problems.append(Problem("model.attention", rule, chosen, "write model.attention: eager (or flex on a GPU)"))
     if chosen == "flash" and (plan.launch.device != "cuda" or plan.numerics.precision == "fp32"):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -30,8 +31,8 @@ def read_config(config: dict[str, Any]) -> PreTrainedConfig:
         raise ModelError(problems=[Problem("model_type", rule, kind, "check config.json, or update transformers")])
     try:
         return CONFIG_MAPPING[kind].from_dict(config)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        said = " ".join(str(error).split())
+    except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
+        said = " ".join(str(error.__cause__ or error).split())
         raise ModelError(f"transformers refuses the {kind} config: {said}", fix="correct the model's config") from error
 
 
