@@ -12,6 +12,7 @@
     ├── CheckpointError              6   no complete checkpoint, damage, no room on the disk
     ├── ExportError                  7   the export is absent or could not be verified
     ├── RunDiffers                   8   the run ended, but not as planned (steps, tokens or learning rates)
+    ├── NotCertified                10   the plan was refused by `headway certify`: a claim failed
     ├── Diverged                     9   loss or gradients stayed non-finite; the last good checkpoint stands
     └── Stopped                     75   Ctrl-C or SIGTERM: saved, `headway resume` goes on (EX_TEMPFAIL)
 
@@ -108,6 +109,10 @@ class ExportError(HeadwayError):
 
 class RunDiffers(HeadwayError):
     exit_code = 8
+
+
+class NotCertified(HeadwayError):
+    exit_code = 10
 
 
 class Diverged(HeadwayError):

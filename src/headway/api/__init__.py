@@ -7,12 +7,13 @@ run_dir = api.train(Path("run.yaml"), ["train.length=500 steps"])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway.api.preparing import Planned
+    from headway.certify.schema import Certificate
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
     from headway.plan.schema import Plan
@@ -60,8 +61,31 @@ def train(
     screen.plan(planned)
     screen.checks(planned.report)
     accepted = running.refuse_red(planned, force)
-    run = running.make_run(planned, accepted, name)
+    certificate = running.look_for_certificate(planned, accepted, screen)
+    run = running.make_run(planned, accepted, name, certificate)
     return running.run_here(run, accepted, screen, resume=False)
+
+
+def certify(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    again: bool = False,
+    progress: Callable[[str], None] = lambda name: None,
+    report: ProgressReporter | None = None,
+) -> tuple[Certificate, Path]:
+    """Prove the run file's plan, made small, on this machine; at once where a certificate of it still holds.
+
+    Returns the certificate, whose `valid` may be False, and the file that it is kept in. `progress` is told the name of
+    each small run as it begins. Raises the errors of `plan`, ModelError where the model cannot be made small.
+    """
+    from headway.launch.local import warm_up
+
+    warm_up()
+    from headway.api import certifying, preparing
+
+    planned = preparing.planned(path, overrides, build=True, report=report)
+    return certifying.certified(planned.plan, progress, again=again)
 
 
 def dry_run(path: Path, overrides: Sequence[str] = (), name: str | None = None) -> tuple[Path, str]:

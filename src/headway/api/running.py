@@ -7,7 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.api import certifying
 from headway.api.preparing import Planned
+from headway.certify import shelf
+from headway.certify.schema import Certificate
 from headway.cli.seam import Outcome, Screen
 from headway.data.samples import decode_sample
 from headway.data.store import open_split
@@ -38,7 +41,30 @@ def refuse_red(planned: Planned, forced: Sequence[str]) -> Plan:
     return planned.plan.model_copy(update={"forced": used}) if used else planned.plan
 
 
-def make_run(planned: Planned, plan: Plan, name: str | None) -> RunDir:
+def look_for_certificate(planned: Planned, plan: Plan, screen: Screen) -> Certificate | None:
+    """The plan's certificate, made first where the run file requires one; says so on the screen.
+
+    Raises NotCertified: it is required and a claim failed.
+    """
+    if planned.loaded.config.certify == "required":
+
+        def small_run(name: str) -> None:
+            screen.event({"event": "notice", "text": f"certify: the {name} run"})
+
+        certificate = certifying.require(plan, small_run)
+    else:
+        certificate = shelf.find(plan)
+    if certificate is None:
+        text = f"no certificate for this plan; `headway certify {planned.loaded.path.name}` proves it in a minute"
+    elif certificate.valid:
+        text = f"certificate {certificate.id} holds for this plan"
+    else:
+        text = f"certificate {certificate.id} REFUSES this plan: `headway certify` shows why"
+    screen.event({"event": "notice" if certificate is None or certificate.valid else "warning", "text": text})
+    return certificate
+
+
+def make_run(planned: Planned, plan: Plan, name: str | None, certificate: Certificate | None = None) -> RunDir:
     """The run directory, whole before a worker starts: run file, plan, record, one decoded sample."""
     loaded = planned.loaded
     run = create(Path(loaded.config.runs), name or plan.name)
@@ -46,6 +72,8 @@ def make_run(planned: Planned, plan: Plan, name: str | None) -> RunDir:
     write_plan(plan, run.plan)
     record = gather_record(plan, sys.argv, code=loaded.base)
     record["run_file"] = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
+    if certificate is not None:
+        record["certificate"] = {"id": certificate.id, "valid": certificate.valid}
     write_record(run, record)
     return run
 

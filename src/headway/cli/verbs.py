@@ -258,6 +258,37 @@ def _data_build(options: Namespace) -> int:
     return EXIT_OK
 
 
+# --- certify ---------------------------------------------------------------------------------------------------------
+
+
+def _certify_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN_FILE")
+    parser.add_argument("--again", action="store_true", help="make a new certificate where one still holds")
+    parser.add_argument("--plain", action="store_true", help="plain lines, as when the output is no terminal")
+    _json_option(parser)
+
+
+def _certify(options: Namespace) -> int:
+    from headway import api
+    from headway.certify.report import render
+    from headway.cli.screen import make_screen
+    from headway.errors import NotCertified
+
+    with make_screen(options.plain or options.json or None) as screen:
+        certificate, path = api.certify(
+            Path(options.file),
+            options.overrides,
+            again=options.again,
+            progress=lambda name: None if options.json else screen.waiting(f"certify: the {name} run"),
+            report=None if options.json else screen.progress("reading the data"),
+        )
+    if options.json:
+        print_json(certificate.model_dump(mode="json"))
+    else:
+        print(render(certificate) + f"\nkept in {path}")
+    return EXIT_OK if certificate.valid else NotCertified.exit_code
+
+
 VERBS: tuple[Verb, ...] = (
     Verb(
         "init",
@@ -310,6 +341,14 @@ VERBS: tuple[Verb, ...] = (
         ("headway export", "headway export quickstart --step 200 --out ./my-model"),
         _export_arguments,
         _export,
+    ),
+    Verb(
+        "certify",
+        "prove on a small copy of the plan that it computes, resumes and exports what it should",
+        ("headway certify run.yaml", "headway certify run.yaml strategy=zero-3 --again"),
+        _certify_arguments,
+        _certify,
+        takes_overrides=True,
     ),
     Verb(
         "stop",

@@ -249,6 +249,10 @@ class RunConfig(Section):
     strategy: StrategyConfig = Field(default=StrategyConfig(), description="How the model is spread over devices.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="When the state is saved.")
     launch: LaunchConfig = Field(default=LaunchConfig(), description="Where it runs.")
+    certify: Literal["optional", "required"] = Field(
+        default="optional",
+        description="required: no run without a valid certificate of its plan; it is made first where there is none.",
+    )
     track: Texts = Field(
         default=(), description="Trackers besides metrics.jsonl, which is always written.", examples=["tensorboard"]
     )

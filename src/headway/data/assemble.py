@@ -84,7 +84,7 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
         "source": done.documents["source"].astype("<u2"),
         "split": done.is_eval.astype("u1"),
     }
-    done.arrays = {name: _save(folder / f"{name}.npy", array) for name, array in arrays.items()}
+    done.arrays = {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
     return done
 
 
@@ -145,9 +145,13 @@ def _settle(out: BinaryIO) -> None:
     os.fsync(out.fileno())
 
 
-def _save(path: Path, array: np.ndarray) -> dict[str, Any]:
+def save_array(path: Path, array: np.ndarray, *, bare: bool = False) -> dict[str, Any]:
+    """Write an array to the disk, its content alone if `bare`; its entry in the manifest."""
     content = io.BytesIO()
-    np.save(content, array)
+    if bare:
+        content.write(array.tobytes())
+    else:
+        np.save(content, array)
     raw = content.getvalue()
     with path.open("wb") as out:
         out.write(raw)

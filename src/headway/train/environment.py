@@ -9,6 +9,10 @@ import warnings
 _UPSTREAM = (
     r".*torch\.distributed\.reduce_op.*",
     r".*The pynvml package is deprecated.*",
+    # DeepSpeed calls them in every step, and each call would be a line of the log.
+    r".*torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor).*",
+    # Its successor still exchanges the buffers at the start, which differ by nothing.
+    r".*`broadcast_buffers` is deprecated.*",
 )
 
 

@@ -17,7 +17,7 @@ from headway.plan.schema import Plan
 from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
 from headway.train import finish
-from headway.train.build import Parts, build, documents, held_out, step_loader
+from headway.train.build import Parts, build, certificate_of, documents, held_out, record_of, step_loader
 from headway.train.context import RankContext
 from headway.train.loop import Hooks, mean_loss, train
 from headway.train.peak import matmul_flops
@@ -36,6 +36,7 @@ class Session:
         self._looked = 0.0
         self._request: str | None = None
         self._evaluation: dict[str, float] = {}  # the newest held-out figures
+        self._certificate = certificate_of(record_of(run))
         self.reporter: Reporter | SilentReporter = SilentReporter()
 
     def run(self, signal_received: Callable[[], str | None]) -> None:
@@ -58,6 +59,7 @@ class Session:
                 outcome = "stopped"
                 reporter.event("stopping", reason=reason, step=parts.progress.step)
                 raise Stopped(f"stopped at step {parts.progress.step} and saved: {reason}")
+            self._concluded(parts)
             differences = parts.progress.differences(self.plan)
             check = finish.deliver(parts, reporter, self._evaluation)
             reporter.event("done", steps=parts.progress.step, tokens=parts.progress.tokens, differences=differences)
@@ -88,6 +90,9 @@ class Session:
             self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
         self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
         return parts
+
+    def _concluded(self, parts: Parts) -> None:
+        """After the last step, before the export; collective. Certify's session looks at the engine here."""
 
     def _first_step(self, step: int) -> None:
         self.reporter.event("first_step", step=step, seconds=time.monotonic() - self.started)
@@ -129,6 +134,7 @@ class Session:
             scalars=state.scalars,
             counters=progress.counters(),
             plan_digest=self.plan.digest(),
+            certificate=self._certificate,
         )
         job = SaveJob(
             state=training,

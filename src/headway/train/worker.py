@@ -16,12 +16,17 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from headway.errors import EXIT_OK, HeadwayError, Stopped
 from headway.run.paths import RunDir
+
+if TYPE_CHECKING:
+    from headway.train.session import Session
 
 
 class StopSignals:
@@ -40,21 +45,29 @@ class StopSignals:
 
 def main(run_dir: str, local_rank: int | None = None) -> int:
     """Train the run in `run_dir` from where it stands; returns the exit code."""
+    return as_rank(run_dir, lambda run, signals: train_run(run, signals, local_rank=local_rank))
+
+
+def as_rank(run_dir: str, work: Callable[[RunDir, StopSignals], None]) -> int:
+    """Do a rank's `work`; a failure is written down in its own words before the process ends with its exit code."""
     run = RunDir(Path(run_dir).resolve())
-    rank = int(os.environ.get("RANK", "0"))
     signals = StopSignals()
     try:
-        return _train(run, local_rank, signals)
+        work(run, signals)
     except BaseException as error:
-        code = _report_failure(run, rank, error)
+        code = _report_failure(run, int(os.environ.get("RANK", "0")), error)
         if isinstance(error, Stopped):
             return code
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # tidying up would wait for peers that wait for this rank
+    return EXIT_OK
 
 
-def _train(run: RunDir, local_rank: int | None, signals: StopSignals) -> int:
+def train_run(
+    run: RunDir, signals: StopSignals, *, local_rank: int | None = None, session_class: type[Session] | None = None
+) -> None:
+    """Read the plan, join the group, run the session. `session_class`: one that watches, for certify."""
     from headway.plan.files import read_plan
     from headway.train import environment
 
@@ -74,10 +87,8 @@ def _train(run: RunDir, local_rank: int | None, signals: StopSignals) -> int:
         if context.rank == 0 and not context.launched:
             stack.enter_context(JobLock(run))
         device = join(context, plan)
-        session = Session(plan, run, context, device)
-        session.run(lambda: signals.received)
+        (session_class or Session)(plan, run, context, device).run(lambda: signals.received)
         leave()
-    return EXIT_OK
 
 
 def _report_failure(run: RunDir, rank: int, error: BaseException) -> int:

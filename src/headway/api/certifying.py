@@ -1,0 +1,41 @@
+"""Certifying a plan before its first paid step, and saying whether a plan is certified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.certify import shelf
+from headway.certify.report import render
+from headway.certify.run import certify
+from headway.certify.schema import Certificate, Claim
+from headway.errors import NotCertified
+from headway.plan.schema import Plan
+
+
+def certified(plan: Plan, progress: Callable[[str], None], *, again: bool = False) -> tuple[Certificate, Path]:
+    """The plan's certificate and its file: the one on the shelf if it still holds, else a new one."""
+    known = None if again else shelf.find(plan)
+    if known is not None:
+        return known, shelf.place_of(plan) / "certificate.json"
+    made = certify(plan, shelf.place_of(plan) / "runs", progress)
+    return made, shelf.keep(made, plan, render(made))
+
+
+def require(plan: Plan, progress: Callable[[str], None]) -> Certificate:
+    """A valid certificate, made now where there is none. Raises NotCertified naming the claims that failed."""
+    certificate, path = certified(plan, progress)
+    if not certificate.valid:
+        failed = [claim for claim in certificate.claims if claim.outcome == "failed"]
+        lines = [f"claim {claim.number} ({claim.name}) failed: {why(claim)}" for claim in failed]
+        raise NotCertified(
+            "this plan does not compute what it should:\n" + "\n".join(lines),
+            fix=f"{path.with_suffix('.txt')} shows every figure; another strategy or release may hold",
+        )
+    return certificate
+
+
+def why(claim: Claim) -> str:
+    """A failed claim in one line."""
+    broken = [f"{m.what}: {m.value:.2e}, bound {m.bound:.1e}" for m in claim.measures if not m.holds]
+    return "; ".join([*broken, claim.reason]).strip("; ")

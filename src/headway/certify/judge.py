@@ -1,0 +1,337 @@
+"""From what the small runs left to claims. Numpy only: the judge loads no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headway.certify.bounds import BOUNDS, Bounds
+from headway.certify.outcome import Outcome
+from headway.certify.schema import (
+    BIT_EQUAL,
+    READ_BACK,
+    STATE_EQUAL,
+    WITHIN_BOUND,
+    Claim,
+    Measure,
+)
+from headway.certify.shrink import SAVED_AT
+from headway.plan.memory import MemoryRequest, model_states
+from headway.plan.schema import Plan
+
+GRADIENTS_AT = (1, SAVED_AT + 1)
+_NOT_HERE = "NCCL, CUDA kernels, races of overlapped communication, real memory at size"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What each small run left; None where it was not made or did not end. `failures`: why, by run."""
+
+    plan: Plan  # the small one
+    reference: Outcome | None = None
+    main: Outcome | None = None
+    dropout: Outcome | None = None
+    resumed: Outcome | None = None
+    alone: Outcome | None = None
+    back: Outcome | None = None
+    saved_hash: dict[str, str] | None = None  # of main's checkpoint at SAVED_AT
+    alone_hash: dict[str, str] | None = None  # of alone's last checkpoint
+    export: dict[str, Any] | None = None  # the export's own check
+    failures: dict[str, str] | None = None
+
+    def why(self, *runs: str) -> str:
+        failures = self.failures or {}
+        return "; ".join(f"the {run} run: {failures[run]}" for run in runs if run in failures)
+
+
+def judge(evidence: Evidence) -> tuple[Claim, ...]:
+    """All eight claims, in order."""
+    bounds = BOUNDS[evidence.plan.numerics.precision]
+    makers: tuple[Callable[[Evidence, Bounds], Claim], ...] = (
+        _gradients,
+        _invariance,
+        _effects,
+        _resume,
+        _reshape,
+        _export,
+        _tables,
+        _bytes,
+    )
+    return tuple(make(evidence, bounds) for make in makers)
+
+
+@dataclass(frozen=True)
+class _Head:
+    number: int
+    name: str
+    level: str
+    does_not_prove: str
+
+
+def _claim(head: _Head, measures: list[Measure], evidence: Evidence, runs: tuple[str, ...], *notes: str) -> Claim:
+    """Failed if a measure does not hold or a run that it needs broke; not proven if there is nothing to measure."""
+    why = evidence.why(*runs)
+    broken = [measure for measure in measures if not measure.holds]
+    outcome = "failed" if broken or why else "proven" if measures else "not proven"
+    reason = why or ("" if measures else "it needs a second process")
+    return Claim(
+        number=head.number,
+        name=head.name,
+        level=head.level,
+        outcome=outcome,
+        measures=tuple(measures),
+        notes=tuple(note for note in notes if note),
+        reason=reason,
+        does_not_prove=head.does_not_prove,
+    )
+
+
+def worst(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[float, str]:
+    """(largest ||a - b|| / ||b|| over the parameters, its name); infinite where one lacks a parameter."""
+    if a.keys() != b.keys():
+        return float("inf"), ", ".join(sorted(a.keys() ^ b.keys())[:3])
+    found = [(_relative(a[name], b[name]), name) for name in b]
+    unordered = [item for item in found if item[0] != item[0]]  # a NaN is the worst
+    return unordered[0] if unordered else max(found, default=(float("inf"), "nothing was recorded"))
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    difference = float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64)))
+    size = float(np.linalg.norm(b.astype(np.float64)))
+    return difference / size if size > 0 else difference
+
+
+def _furthest(a: list[float], b: list[float], *, relative: bool = False) -> tuple[float, str]:
+    """(largest difference of two lists, the step of it); infinite where one is shorter."""
+    if len(a) != len(b) or not b:
+        return float("inf"), f"{len(a)} and {len(b)} steps"
+    gaps = [abs(x - y) / (abs(y) if relative and y else 1.0) for x, y in zip(a, b, strict=True)]
+    at = int(np.argmax([gap if gap == gap else float("inf") for gap in gaps]))
+    return gaps[at], f"step {at + 1}"
+
+
+def _gradients(evidence: Evidence, bounds: Bounds) -> Claim:
+    head = _Head(1, "gradients", "equal to plain PyTorch within the bound", _NOT_HERE)
+    measures: list[Measure] = []
+    main, plain = evidence.main, evidence.reference
+    if main and plain:
+        for step in GRADIENTS_AT:
+            value, where = worst(main.group(f"gradient@{step}"), plain.group(f"gradient@{step}"))
+            measures.append(Measure(what=f"gradients of step {step}", value=value, bound=bounds.gradient, where=where))
+        value, where = _furthest(main.figures["norms"], plain.figures["norms"], relative=True)
+        measures.append(Measure(what="gradient norm", value=value, bound=bounds.norm, where=where))
+        value, where = _furthest(main.figures["losses"], plain.figures["losses"])
+        measures.append(Measure(what="loss", value=value, bound=bounds.loss, where=where))
+        value, where = worst(main.group("weight"), plain.group("weight"))
+        steps = len(plain.figures["losses"])
+        measures.append(Measure(what=f"weights after {steps} steps", value=value, bound=bounds.weight, where=where))
+    return _claim(head, measures, evidence, ("main", "reference"))
+
+
+def _invariance(evidence: Evidence, bounds: Bounds) -> Claim:
+    head = _Head(2, "batch invariance", WITHIN_BOUND, _NOT_HERE)
+    measures: list[Measure] = []
+    main, alone = evidence.main, evidence.alone
+    notes = ""
+    if main and alone:
+        step = SAVED_AT + 1
+        value, where = worst(alone.group(f"gradient@{step}"), main.group(f"gradient@{step}"))
+        measures.append(Measure(what="gradients of one step", value=value, bound=bounds.gradient, where=where))
+        rest = slice(SAVED_AT, None)
+        value, where = _furthest(alone.figures["norms"], main.figures["norms"][rest], relative=True)
+        measures.append(Measure(what="gradient norm", value=value, bound=bounds.norm, where=where))
+        batch = evidence.plan.batch
+        split = f"{batch.micro_batch} x {batch.accumulation} x {batch.data_parallel_size}"
+        notes = f"{batch.global_sequences} sequences as {split} and as 1 x {batch.global_sequences} x 1"
+    return _claim(head, measures, evidence, ("main", "alone"), notes)
+
+
+def _effects(evidence: Evidence, bounds: Bounds) -> Claim:
+    del bounds
+    head = _Head(3, "effect", READ_BACK, "that an option is worth its price")
+    if evidence.main is None:
+        return _claim(head, [], evidence, ("main",))
+    found, plan = evidence.main.figures, evidence.plan
+    measures = _read_back(found["settings"], plan)
+    notes: list[str] = []
+    strategy = plan.strategy
+    if strategy.kind == "deepspeed" and strategy.stage > 0:
+        flushes = found["exchanges"]["buckets"]
+        measures.append(Measure(what="bucket flushes short of 3", value=max(0, 3 - flushes), bound=0))
+        notes.append(f"{flushes} gradient buckets were flushed")
+    if strategy.stage == 3 and plan.launch.processes > 1:
+        gathers = found["exchanges"]["gathers"]
+        needed = plan.shape.layers * len(found["losses"])
+        short = max(0, needed - gathers)
+        measures.append(Measure(what=f"gathers short of one a layer and step ({needed})", value=short, bound=0))
+        notes.append(f"{gathers} gathers of partitioned weights")
+    if plan.optimizer.clip > 0:
+        acted = sum(norm > plan.optimizer.clip for norm in found["norms"])
+        notes.append(f"clipping at {plan.optimizer.clip:g} acted in {acted} of {len(found['norms'])} steps")
+        if not acted:
+            notes.append("clipping is inert here: no gradient norm was above it")
+    effects = found.get("effects", {})
+    if "activation_checkpointing" in effects:
+        kept = effects["activation_checkpointing"]
+        share = kept["with_bytes"] / max(kept["without_bytes"], 1)
+        what = "activations kept, as a share of those without checkpointing"
+        measures.append(Measure(what=what, value=share, bound=0.9))
+    if plan.numerics.compile:
+        missing = float(effects.get("compiled_graphs", 0) < 1)
+        measures.append(Measure(what="compile: no graph was compiled", value=missing, bound=0))
+    return _claim(head, measures, evidence, ("main",), *notes)
+
+
+def _read_back(settings: dict[str, Any], plan: Plan) -> list[Measure]:
+    """One measure a setting that the engine names: 0 where it is as planned, 1 where not."""
+    strategy, batch = plan.strategy, plan.batch
+    sharded = strategy.kind == "deepspeed"
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[plan.numerics.precision]
+    wanted: dict[str, Any] = {
+        "weights": [dtype if sharded else "float32"],
+        "optimizer": {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop"}[plan.optimizer.kind],
+    }
+    if sharded:
+        wanted |= {
+            "stage": strategy.stage,
+            "clip": plan.optimizer.clip,
+            "accumulation": batch.accumulation,
+            "micro_batch": batch.micro_batch,
+            "world": batch.data_parallel_size,
+            "offload_optimizer": strategy.offload_optimizer,
+            "offload_parameters": strategy.offload_parameters,
+        }
+    return [
+        Measure(
+            what=f"{key} is {settings.get(key)}",
+            value=float(settings.get(key) != value),
+            bound=0,
+            where=f"plan: {value}",
+        )
+        for key, value in wanted.items()
+    ]
+
+
+def _resume(evidence: Evidence, bounds: Bounds) -> Claim:
+    del bounds
+    head = _Head(4, "resume", BIT_EQUAL, "a GPU run, where a kernel may not be deterministic")
+    measures: list[Measure] = []
+    straight, resumed = evidence.dropout, evidence.resumed
+    if straight and resumed:
+        rest = slice(SAVED_AT, None)
+        a, b = resumed.figures, straight.figures
+        measures.append(_unequal("sample order", a["samples"], b["samples"][rest]))
+        value, where = _furthest(a["losses"], b["losses"][rest])
+        measures.append(Measure(what="loss", value=value, bound=0, where=where))
+        value, where = _furthest(a["norms"], b["norms"][rest])
+        measures.append(Measure(what="gradient norm", value=value, bound=0, where=where))
+        measures.append(_unequal("state at the end, by hash", a["state"], b["state"]))
+    note = f"all ranks killed by SIGKILL, resumed from step {SAVED_AT}, dropout on"
+    return _claim(head, measures, evidence, ("dropout", "killed", "resumed"), note if measures else "")
+
+
+def _reshape(evidence: Evidence, bounds: Bounds) -> Claim:
+    head = _Head(5, "reshape", f"{STATE_EQUAL}; {WITHIN_BOUND}", _NOT_HERE)
+    measures: list[Measure] = []
+    main, alone, back = evidence.main, evidence.alone, evidence.back
+    if main and alone and back and evidence.plan.launch.processes > 1:
+        rest = slice(SAVED_AT, None)
+        measures.append(_unequal("state on 1 rank, by hash", alone.figures["restored"], evidence.saved_hash or {}))
+        measures.append(_unequal("state back on 2 ranks", back.figures["restored"], evidence.alone_hash or {}))
+        measures.append(_unequal("sample order on 1 rank", alone.figures["samples"], main.figures["samples"][rest]))
+        again = back.figures
+        measures.append(
+            _unequal("sample order back on 2", again["samples"], main.figures["samples"][-len(again["samples"]) :])
+        )
+        value, where = _furthest(alone.figures["losses"], main.figures["losses"][rest])
+        measures.append(Measure(what="loss on 1 rank", value=value, bound=bounds.trajectory, where=where))
+        value, where = _furthest(again["losses"], main.figures["losses"][-len(again["losses"]) :])
+        measures.append(Measure(what="loss back on 2 ranks", value=value, bound=bounds.trajectory, where=where))
+    return _claim(head, measures, evidence, ("main", "alone", "back"))
+
+
+def _unequal(what: str, a: Any, b: Any) -> Measure:
+    """0 where two things are the same, else how many of their parts differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        parts = [key for key in {**a, **b} if a.get(key) != b.get(key)]
+        return Measure(what=what, value=len(parts) or float(not b), bound=0, where=", ".join(parts[:2]))
+    differing = [index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    value = len(differing) + abs(len(a) - len(b)) + float(not b)
+    return Measure(what=what, value=value, bound=0, where=f"step {differing[0] + 1}" if differing else "")
+
+
+def _export(evidence: Evidence, bounds: Bounds) -> Claim:
+    del bounds
+    head = _Head(
+        6, "export", "logits equal within the bound; every tensor counted", "serving engines other than transformers"
+    )
+    measures: list[Measure] = []
+    notes = ""
+    check = evidence.export
+    if check:
+        census = check["census"]
+        wrong = sum(len(census.get(key, ())) for key in ("lost", "added", "changed", "untied"))
+        measures.append(Measure(what="tensors lost, added, changed or untied", value=wrong, bound=0))
+        measures.append(
+            Measure(what="logits in plain transformers", value=check["max_difference"], bound=check["bound"])
+        )
+        notes = f"{census['tensors']} tensors"
+    return _claim(head, measures, evidence, ("main", "export"), notes)
+
+
+def _tables(evidence: Evidence, bounds: Bounds) -> Claim:
+    del bounds
+    head = _Head(7, "tables", READ_BACK, "the length of the real run, which is compared at its end")
+    measures: list[Measure] = []
+    main, plain = evidence.main, evidence.reference
+    if main and plain:
+        value, where = _furthest(main.figures["rates"], plain.figures["rates"], relative=True)
+        # Two formulas in float64: a handful of roundings.
+        measures.append(Measure(what="learning rate", value=value, bound=1e-12, where=where))
+        measures.append(_unequal("tokens of each step", main.figures["tokens"], plain.figures["tokens"]))
+        measures.append(_unequal("samples of each step", main.figures["samples"], plain.figures["samples"]))
+        measures.append(
+            _unequal("steps, tokens and rates of the plan", main.figures["differences"], []).model_copy(
+                update={"value": float(len(main.figures["differences"]))}
+            )
+        )
+    return _claim(head, measures, evidence, ("main", "reference"))
+
+
+def _bytes(evidence: Evidence, bounds: Bounds) -> Claim:
+    del bounds
+    head = _Head(8, "plan", READ_BACK, "activations and the allocator's own use, which are estimates")
+    measures: list[Measure] = []
+    if evidence.main:
+        plan = evidence.plan
+        planned = {item.name: item.device_bytes + item.host_bytes for item in model_states(memory_request(plan))}
+        for name in ("parameters", "optimizer states"):
+            counted = [rank[name] for rank in evidence.main.figures["bytes"]]
+            # DeepSpeed rounds each flat group up to an equal part for every rank, and aligns it.
+            padding = 4096 / max(planned[name], 1)
+            share = max(abs(count - planned[name]) / max(planned[name], 1) for count in counted)
+            measures.append(
+                Measure(
+                    what=f"{name} a rank, off the plan's {planned[name]} bytes", value=share, bound=max(0.005, padding)
+                )
+            )
+    return _claim(head, measures, evidence, ("main",))
+
+
+def memory_request(plan: Plan) -> MemoryRequest:
+    return MemoryRequest(
+        shape=plan.shape,
+        cluster=plan.cluster,
+        strategy=plan.strategy,
+        optimizer=plan.optimizer,
+        precision=plan.numerics.precision,
+        processes=plan.launch.processes,
+        micro_batch=plan.batch.micro_batch,
+        sequence=plan.data.sequence,
+        activation_checkpointing=plan.numerics.activation_checkpointing,
+        loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
+        attention=plan.model.attention,
+    )

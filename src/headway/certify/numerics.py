@@ -1,0 +1,48 @@
+"""What a certificate is bound to: the part of a plan that changes the computation, and the versions that compute it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from headway.plan.schema import Plan
+
+_PACKAGES = ("headway", "torch", "deepspeed", "transformers", "safetensors")
+
+
+def numerics_of(plan: Plan) -> dict[str, Any]:
+    """The plan without paths, names, lengths and the number of nodes: a requeue elsewhere keeps its certificate."""
+    model = {k: v for k, v in plan.model.config.items() if not k.startswith("_") and k != "transformers_version"}
+    strategy = plan.strategy.model_dump(mode="json")
+    schedule = plan.schedule.model_dump(mode="json", include={"kind", "peak_lr", "min_lr"})
+    return {
+        "model": {"kind": plan.model.kind, "config": model, "attention": plan.model.attention},
+        "task": plan.task.model_dump(mode="json"),
+        "data": {"packing": plan.data.packing, "sequence": plan.data.sequence},
+        "batch": {"micro_batch": plan.batch.micro_batch, "accumulated": plan.batch.accumulation > 1},
+        "schedule": schedule | {"warmup": plan.schedule.warmup_steps > 0},
+        "optimizer": plan.optimizer.model_dump(mode="json"),
+        "strategy": strategy,
+        "numerics": plan.numerics.model_dump(mode="json", exclude={"seed"}),
+        "device": plan.launch.device,
+        "spread": plan.launch.processes > 1,
+        "export": plan.export.dtype,
+    }
+
+
+def numerics_hash(plan: Plan) -> str:
+    text = json.dumps(numerics_of(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what computes, without importing any of it."""
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found

@@ -1,0 +1,116 @@
+"""The same steps in plain PyTorch: one process, no packing, no engine, nothing fused, nothing of Headway's arithmetic.
+
+Each document goes through the transformers model alone; losses are summed and divided by the count of the whole step;
+then torch's own clipping and optimizer, at a learning rate from the textbook formula.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headway.data.order import window_at
+from headway.data.seam import IGNORE, Sample
+from headway.model.seam import ModelSource
+from headway.parallel.building import build_filled
+from headway.plan.schema import OptimizerPlan, Plan, SchedulePlan
+from headway.registry import resolve
+from headway.train.build import open_data
+
+
+def rates(schedule: SchedulePlan) -> np.ndarray:
+    """float64 [steps]: linear warm-up to the peak, then cosine or linear decay to the floor, or constant."""
+    steps = np.arange(1, schedule.steps + 1, dtype=np.float64)
+    warm = steps / max(schedule.warmup_steps, 1)
+    rest = (steps - schedule.warmup_steps) / max(schedule.steps - schedule.warmup_steps, 1)
+    floor = schedule.min_lr / schedule.peak_lr
+    decay = {
+        "cosine": floor + (1 - floor) * (1 + np.cos(np.pi * rest)) / 2,
+        "linear": floor + (1 - floor) * (1 - rest),
+        "constant": np.ones_like(steps),
+    }[schedule.kind]
+    return schedule.peak_lr * np.where(steps <= schedule.warmup_steps, warm, decay)
+
+
+def sample_name(tokens: np.ndarray, labels: np.ndarray) -> str:
+    """A short hash of what a window teaches: its tokens up to the last that has a label; '' where none has."""
+    labelled = np.flatnonzero(labels != IGNORE)
+    if not len(labelled):
+        return ""
+    end = int(labelled[-1]) + 1
+    content = np.concatenate([tokens[:end], labels[:end]]).astype("<i8")
+    return hashlib.sha256(content.tobytes()).hexdigest()[:16]
+
+
+def run_reference(plan: Plan, gradients_at: tuple[int, ...]) -> dict[str, Any]:
+    """Losses, norms, rates, tokens and sample names by step; gradients at the given steps; the weights at the end."""
+    source: ModelSource = resolve("model", plan.model.kind)(plan)
+    model = build_filled(source, torch.device("cpu"))
+    optimizer = _optimizer(plan.optimizer, model)
+    samples = open_data(plan, "train")
+    table = rates(plan.schedule)
+    found: dict[str, Any] = {"losses": [], "norms": [], "rates": table.tolist(), "tokens": [], "samples": []}
+    model.train()
+    for step in range(1, plan.schedule.steps + 1):
+        total = plan.batch.global_sequences
+        positions = range((step - 1) * total, step * total)
+        windows = [samples[window_at(plan.numerics.seed, position, len(samples))] for position in positions]
+        count = sum(int((window.labels != IGNORE).sum()) for window in windows)
+        optimizer.zero_grad()
+        loss = 0.0
+        for tokens, labels in (part for window in windows for part in _documents(window)):
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            part = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
+            part.backward()
+            loss += float(part)
+        if step in gradients_at:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    found[f"gradient@{step}/{name}"] = parameter.grad.detach().clone().numpy()
+        limit = plan.optimizer.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=False)
+        for group in optimizer.param_groups:
+            group["lr"] = float(table[step - 1])
+        optimizer.step()
+        found["losses"].append(loss)
+        found["norms"].append(float(norm))
+        found["tokens"].append(sum(len(window.tokens) for window in windows))
+        found["samples"].append([sample_name(window.tokens, window.labels) for window in windows])
+    for name, parameter in model.named_parameters():
+        found[f"weight/{name}"] = parameter.detach().numpy()
+    return found
+
+
+def _documents(window: Sample) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(tokens, labels) of each document of a window that has anything to learn."""
+    for number in np.unique(window.documents):
+        mine = window.documents == number
+        labels = torch.from_numpy(window.labels[mine]).long()
+        if bool((labels != IGNORE).any()):
+            yield torch.from_numpy(window.tokens[mine]).long(), labels
+
+
+def _optimizer(plan: OptimizerPlan, model: nn.Module) -> torch.optim.Optimizer:
+    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    groups = [
+        {"params": decayed, "weight_decay": plan.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    plain: dict[str, Any] = {"lr": 0.0, "foreach": False}
+    match plan.kind:
+        case "adamw":
+            return torch.optim.AdamW(groups, betas=plan.betas, eps=plan.eps, **plain)
+        case "adam":
+            return torch.optim.Adam(groups, betas=plan.betas, eps=plan.eps, **plain)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=plan.momentum, **plain)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, alpha=plan.betas[1], eps=plan.eps, **plain)

@@ -1,0 +1,40 @@
+"""Where certificates are kept, and whether one still holds for a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from headway.certify.numerics import numerics_hash, versions
+from headway.certify.schema import CERTIFICATE_VERSION, Certificate
+from headway.plan.schema import Plan
+
+FOLDER = Path(".headway") / "certificates"
+
+
+def place_of(plan: Plan, folder: Path = FOLDER) -> Path:
+    """The folder of the plan's certificate: certificate.json, certificate.txt, and the runs that it was made from."""
+    return folder / numerics_hash(plan)[:16]
+
+
+def keep(certificate: Certificate, plan: Plan, text: str, folder: Path = FOLDER) -> Path:
+    place = place_of(plan, folder)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "certificate.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(certificate.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (place / "certificate.txt").write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def find(plan: Plan, folder: Path = FOLDER) -> Certificate | None:
+    """The certificate of exactly these numerics and versions, valid or not; None where there is none."""
+    path = place_of(plan, folder) / "certificate.json"
+    try:
+        certificate = Certificate.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    same = certificate.numerics == numerics_hash(plan) and certificate.versions == versions()
+    return certificate if same and certificate.version == CERTIFICATE_VERSION else None

@@ -1,0 +1,144 @@
+"""The real session with an observer in the engine's place: it notes what passes, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from headway.certify.effects import Exchanges, measure_effects
+from headway.certify.inspecting import full_gradients, settings, state_bytes
+from headway.certify.outcome import OUTCOME, write_outcome
+from headway.certify.reference import sample_name
+from headway.certify.watching_job import Job
+from headway.parallel.collectives import barrier, exchange, world
+from headway.parallel.seam import Engine, EngineState, Guard, Slice, SliceReader, StepResult
+from headway.task.seam import Batch, Totals
+from headway.train.build import Parts
+from headway.train.progress import Progress
+from headway.train.session import Session
+
+
+class WatchedEngine:
+    """An Engine around an Engine."""
+
+    def __init__(self, engine: Engine, parts: Parts, job: Job):
+        self._engine, self._parts, self._job = engine, parts, job
+        self.model, self.module, self.device = engine.model, engine.module, engine.device
+        self.found: dict[str, Any] = {
+            "first_step": parts.progress.step + 1,
+            "losses": [],
+            "norms": [],
+            "rates": [],
+            "tokens": [],
+            "samples": [],
+            "applied": [],
+        }
+        self.exchanges = Exchanges(engine)
+        if parts.resumed_from:
+            self.found["restored"] = state_hash(engine.state())
+        self._last_batches: Sequence[Batch] = ()
+
+    def train_step(self, micro_batches: Sequence[Batch], lr: float, guard: Guard) -> StepResult:
+        step = self.found["first_step"] + len(self.found["losses"])
+
+        def watched(means: dict[str, float], grad_norm: float) -> bool:
+            if step in self._job.gradients_at:
+                for name, gradient in full_gradients(self._engine):
+                    self.found[f"gradient@{step}/{name}"] = gradient.numpy()
+            return guard(means, grad_norm)
+
+        self._last_batches = micro_batches
+        result = self._engine.train_step(micro_batches, lr, watched)
+        self.found["losses"].append(sum(result.totals.means().values()))
+        self.found["norms"].append(result.grad_norm)
+        self.found["rates"].append(result.lr)
+        self.found["tokens"].append(result.tokens)
+        self.found["applied"].append(result.applied)
+        self.found["samples"].append(sample_names(micro_batches))
+        if step == self._job.kill_after:
+            barrier()  # every rank has done the step, and none has begun the next
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    def evaluate(self, batches: Iterable[Batch]) -> Totals:
+        return self._engine.evaluate(batches)
+
+    def state(self) -> EngineState:
+        return self._engine.state()
+
+    def restore(self, reader: SliceReader, *, weights_only: bool = False) -> None:
+        self._engine.restore(reader, weights_only=weights_only)
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._engine.full_weights()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def conclude(self) -> dict[str, Any]:
+        """What was found, with the weights, the state's hash, bytes, settings and effects as they are now."""
+        found = self.found
+        found["state"] = state_hash(self._engine.state())
+        found["bytes"] = exchange(state_bytes(self._engine))
+        found["settings"] = settings(self._engine)
+        found["exchanges"] = self.exchanges.counted
+        for name, weight in self._engine.full_weights():
+            found[f"weight/{name}"] = weight.float().numpy()
+        if self._job.effects:
+            found["effects"] = measure_effects(self._engine, self._parts, self._last_batches)
+        return found
+
+
+class WatchedSession(Session):
+    """The real session; the observer stands where the engine stood, and its finds are written by rank 0."""
+
+    watched: WatchedEngine
+
+    def _build(self) -> Parts:
+        parts = super()._build()
+        self.watched = WatchedEngine(parts.engine, parts, Job.read(self.run_dir))
+        parts.engine = self.watched
+        return parts
+
+    def _save(self, parts: Parts, progress: Progress) -> None:
+        super()._save(parts, progress)
+        self.watched.found.setdefault("saved", {})[str(progress.step)] = state_hash(parts.engine.state())
+
+    def _concluded(self, parts: Parts) -> None:
+        found = self.watched.conclude()
+        found["differences"] = parts.progress.differences(self.plan)
+        if world()[0] == 0:
+            write_outcome(self.run_dir.path / OUTCOME, found)
+
+
+def sample_names(micro_batches: Sequence[Batch]) -> list[str]:
+    """The names of a step's samples in the order of their slots, fillers left out; equal on all ranks."""
+    mine = [_row_names(batch) for batch in micro_batches]
+    every = exchange(mine)
+    turns = [rows for turn in range(len(mine)) for rows in (rank[turn] for rank in every)]
+    return [name for rows in turns for name in rows if name]
+
+
+def _row_names(batch: Batch) -> list[str]:
+    ids, labels = batch.inputs["input_ids"].numpy(), batch.inputs["labels"].numpy()
+    return [sample_name(row, targets) for row, targets in zip(ids, labels, strict=True)]
+
+
+def state_hash(state: EngineState) -> dict[str, str]:
+    """name|kind -> sha256 of the whole state, put together from all ranks' slices; equal on all ranks."""
+    import hashlib
+
+    rows = [(s.name, s.kind, s.offset, _bytes(s)) for s in state.slices]
+    gathered = sorted(row for rank_rows in exchange(rows) for row in rank_rows)
+    whole: dict[str, Any] = {}
+    for name, kind, _, content in gathered:
+        whole.setdefault(f"{name}|{kind}", hashlib.sha256()).update(content)
+    return {key: digest.hexdigest() for key, digest in whole.items()}
+
+
+def _bytes(item: Slice) -> bytes:
+    return item.data.detach().cpu().contiguous().numpy().tobytes()

@@ -1,0 +1,55 @@
+"""A token store from token arrays that are at hand: for certify, which makes the user's data small, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from headway.data.assemble import save_array, write_manifest
+from headway.data.manifest import FORMAT, TokenizerRecord
+
+
+def write_store(
+    folder: Path, documents: Sequence[np.ndarray], tokenizer: TokenizerRecord, *, held_out: int = 0
+) -> Path:
+    """Write a complete store in `folder`; the last `held_out` documents are the held-out split.
+
+    documents: token ids, each with its begin and end tokens, below 65,536.
+    """
+    folder.mkdir(parents=True)
+    lengths = np.array([len(document) for document in documents], dtype="<i8")
+    split = (np.arange(len(documents)) >= len(documents) - held_out).astype("u1")
+    tokens = np.concatenate(list(documents)).astype("<u2")
+    arrays = {
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"),
+        "bytes": lengths,
+        "source": np.zeros(len(documents), dtype="<u2"),
+        "split": split,
+    }
+    manifest = {
+        "format": FORMAT,
+        "dtype": "<u2",
+        "tokens": [save_array(folder / "tokens-00000.bin", tokens, bare=True)],
+        "arrays": {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()},
+        "train": _counts(lengths[split == 0]),
+        "eval": _counts(lengths[split == 1]),
+        "tokenizer": tokenizer.model_dump(),
+        "eval_gzip_bytes": 0,
+        "eval_gzip_of_bytes": 0,
+        "skipped": {},
+        "skipped_at": {},
+        "repaired": 0,
+        "notes": [],
+        "settings": {},
+        "seconds": 0.0,
+        "key": "",
+        "raw_sha256": "",
+    }
+    write_manifest(folder, manifest)
+    return folder
+
+
+def _counts(lengths: np.ndarray) -> dict[str, int]:
+    return {"documents": len(lengths), "tokens": int(lengths.sum()), "bytes": int(lengths.sum())}
