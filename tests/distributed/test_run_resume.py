@@ -1,0 +1,162 @@
+"""A run that was killed and resumed is the run that never stopped: to the last bit on the same ranks and strategy,
+within rounding on others, in the same order of samples.
+
+Real ranks, the whole way: run file, plan, launcher, worker, checkpoint. Each broken run dies in the middle of step 5,
+between two backward passes, and goes on from the checkpoint of step 3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import chain
+
+import pytest
+
+from fakes.jobs import wait_for
+from fakes.runs import (
+    BROKEN,
+    EVERY,
+    GLOBAL_BATCH,
+    SECONDS,
+    STEPS,
+    Run,
+    Straight,
+    Workplace,
+    end_of,
+    run_file,
+    strategy_of,
+)
+from headway.data.order import window_at
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
+
+# Other ranks and other strategies take sums in another order.
+LOSS_BOUND = 5e-6  # measured: at most 2e-7, over the 5 steps after the resume
+WEIGHT_BOUND = 5e-5  # measured: at most 3e-6, at a learning rate of 1e-2
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return Workplace(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def straight(workplace: Workplace) -> Straight:
+    return Straight(workplace)
+
+
+def require_equal(resumed: Run, straight: Run) -> None:
+    """Everything that was learnt and measured, to the last bit."""
+    assert resumed.losses() == straight.losses()
+    assert [m["grad_norm"] for m in resumed.metrics()] == [m["grad_norm"] for m in straight.metrics()]
+    assert resumed.evaluations() == straight.evaluations()
+    assert resumed.state() == straight.state()
+    assert resumed.events("done")[-1]["differences"] == []
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero-1", "zero-2", "zero-3", "zero-2+optimizer", "zero-3+both"])
+def test_a_killed_rank_leaves_no_trace(strategy: str, workplace: Workplace, straight: Straight) -> None:
+    name = strategy.replace("+", "-")
+    watch = workplace.watch(name)
+    watch.plant("kill")
+    broken = workplace.headway("train", workplace.write(name, run_file(strategy, task=watch.task)), "--name", name)
+    run = workplace.run(name)
+    assert broken.code == 5
+    assert "rank 1 failed first: killed by SIGKILL" in broken.err
+    assert run.ranks_alive() == []
+    assert list(run.losses()) == list(range(1, BROKEN))
+    assert run.checkpoints() == [f"step-{EVERY:08d}"]
+
+    watch.heal()
+    workplace.headway("resume", run.path).expect(0)
+    assert run.events("resumed")[-1]["step"] == EVERY
+    require_equal(run, straight[strategy])
+
+
+def test_a_killed_job_leaves_no_trace(workplace: Workplace, straight: Straight) -> None:
+    """The launcher too: its ranks end with it, and the run is known to have crashed."""
+    watch = workplace.watch("job")
+    watch.plant("hold")
+    path = workplace.write("job", run_file("zero-2", task=watch.task))
+    launcher = workplace.start(workplace.command("train", path, "--name", "job"))
+    try:
+        wait_for(watch.held, "the rank to reach the step", SECONDS)
+    finally:
+        os.kill(launcher.pid, signal.SIGKILL)
+        end_of(launcher)
+    run = workplace.run("job")
+    wait_for(lambda: not run.ranks_alive(), "the ranks to end", SECONDS)
+    assert "crashed" in workplace.headway("show", run.path).expect(0).out
+
+    watch.heal()
+    workplace.headway("resume", run.path).expect(0)
+    require_equal(run, straight["zero-2"])
+
+
+class Elsewhere:
+    """Runs without dropout, so that the losses do not depend on the number of ranks: one whole, two broken."""
+
+    def __init__(self, workplace: Workplace):
+        self.workplace = workplace
+        self.watch = workplace.watch("elsewhere")
+        self.straight, self.windows = self._train("zero-2", "elsewhere", 0)
+        self.broken: dict[str, Run] = {}
+        self.windows_before: dict[str, list[list[int]]] = {}
+
+    def _train(self, strategy: str, name: str, code: int) -> tuple[Run, list[list[int]]]:
+        model = run_file(strategy)["model"]
+        model["config"]["dropout"] = 0.0
+        run = self.workplace.train(name, run_file(strategy, model=model, task=self.watch.task), code=code)
+        windows = self.watch.windows() if code == 0 else []
+        self.watch.heal()
+        return run, windows
+
+    def broken_copy(self, strategy: str, name: str) -> Run:
+        if strategy not in self.broken:
+            self.watch.plant("kill")
+            self.broken[strategy], _ = self._train(strategy, f"{strategy}-broken", 5)
+        return self.broken[strategy].copy(name)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(workplace: Workplace) -> Elsewhere:
+    return Elsewhere(workplace)
+
+
+def test_each_step_reads_its_positions_once(elsewhere: Elsewhere) -> None:
+    plan = elsewhere.straight.plan()
+    expected = [window_at(plan.numerics.seed, p, plan.facts.train_windows) for p in range(STEPS * GLOBAL_BATCH)]
+    assert list(chain(*elsewhere.windows)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks", "override"),
+    [
+        ("zero-2", 1, "launch.processes=1"),
+        ("zero-3", 3, "launch.processes=3"),
+        ("zero-3", 2, "strategy=ddp"),
+        ("zero-2", 2, f"strategy={json.dumps(strategy_of('zero-3+both'))}"),
+    ],
+    ids=["zero-2-on-1-rank", "zero-3-on-3-ranks", "zero-3-to-ddp", "zero-2-to-zero-3-offload"],
+)
+def test_a_run_goes_on_elsewhere(
+    before: str, ranks: int, override: str, elsewhere: Elsewhere, request: pytest.FixtureRequest
+) -> None:
+    run = elsewhere.broken_copy(before, request.node.callspec.id)
+    elsewhere.workplace.headway("resume", run.path, override).expect(0)
+    windows = elsewhere.watch.windows(ranks)
+    elsewhere.watch.heal()
+
+    assert windows == elsewhere.windows[EVERY:]
+    assert run.plan().launch.processes == ranks
+    expected = elsewhere.straight
+    differences = [abs(loss - expected.losses()[step]) for step, loss in run.losses().items()]
+    apart = {name: float((w - run.weights()[name]).abs().max()) for name, w in expected.weights().items()}
+    print(f"losses within {max(differences):.1e}, weights within {max(apart.values()):.1e}")
+    assert len(differences) == STEPS
+    assert max(differences) < LOSS_BOUND
+    assert max(apart.values()) < WEIGHT_BOUND
+    assert [e["text"] for e in run.events("notice") if "the plan changed" in e["text"]]
+    assert run.events("done")[-1]["differences"] == []
