@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -249,8 +250,8 @@ class Workplace:
 
     def run(self, name: str) -> Run:
         """The newest run of this name."""
-        found = [run for run in list_runs(self.folder / "runs") if run.name.rsplit("-", 2)[0] == name]
-        return Run(found[-1])
+        stamped = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}(-\d+)?")
+        return Run([run for run in list_runs(self.folder / "runs") if stamped.fullmatch(run.name)][-1])
 
     def start(self, words: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
         """A command in a process (and process group) of its own."""

@@ -64,12 +64,13 @@ class Watched(CausalLM):
     def collate(self, samples: Sequence[Sample], sequence: int) -> Batch:
         batch = super().collate(samples, sequence)
         batch.inputs["windows"] = torch.tensor([sample.index for sample in samples])
-        for sample in samples:
-            self._break(window=sample.index)
+        if torch.is_grad_enabled():  # not in the evaluation, here and below
+            for sample in samples:
+                self._break(window=sample.index)
         return batch
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        if torch.is_grad_enabled():  # not in the evaluation
+        if torch.is_grad_enabled():
             self._break(micro_batch=self.micro_batches)
             with (self.folder / f"windows-{self.world}-{self.rank}.jsonl").open("a") as file:
                 file.write(json.dumps(batch.inputs["windows"].tolist()) + "\n")
