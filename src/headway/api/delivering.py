@@ -1,17 +1,11 @@
-"""Exports outside of a run: from a checkpoint, and text from what was exported. Loads torch, so it is imported late."""
+"""Exports outside of a run: from a checkpoint, and text from what was exported. torch is loaded when one is asked for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from headway.checkpoint.load import checkpoint_at, newest_complete, open_reader
-from headway.checkpoint.store import LocalStore
 from headway.cli.seam import ExportResult
 from headway.errors import ExportError
-from headway.export import sample
-from headway.export.card import Provenance
-from headway.export.folder import RECORD
-from headway.export.from_checkpoint import export_checkpoint
 from headway.plan.files import read_plan
 from headway.run.paths import RunDir
 from headway.run.record import read_record
@@ -20,6 +14,11 @@ from headway.run.summary import summarise
 
 def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
     """Export the newest complete checkpoint of a run, or the one of `step`, and verify it."""
+    from headway.checkpoint.load import checkpoint_at, newest_complete, open_reader
+    from headway.checkpoint.store import LocalStore
+    from headway.export.card import Provenance
+    from headway.export.from_checkpoint import export_checkpoint
+
     run = RunDir(path)
     plan = read_plan(run.plan)
     store = LocalStore(run.checkpoints)
@@ -43,7 +42,9 @@ def generate(target: Path, prompt: str, max_tokens: int, temperature: float, see
     """A continuation by a model folder, or by the export of a run directory."""
     folder = target if (target / "config.json").is_file() else RunDir(target).export
     if not (folder / "config.json").is_file():
-        raise ExportError(f"{target} holds no exported model ({RECORD})", fix=f"headway export {target}")
+        raise ExportError(f"{target} holds no exported model", fix=f"headway export {target}")
+    from headway.export import sample
+
     return sample.generate(folder, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
