@@ -33,11 +33,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite": {**_GROUPED, "logits_scaling": 3.0},
     "mixtral": {**_GROUPED, "num_local_experts": 4},
 }
+_OTHERS: dict[str, dict[str, Any]] = {
+    "opt": {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": SEQUENCE, "dropout": 0.0},
+}
 DECODERS = ("llama", "gpt2", "qwen2", "gpt_neox", "mistral")
 
 
 def config_of(arch: str, **changes: Any) -> dict[str, Any]:
-    return {"model_type": arch, **_NO_TOKENS, **CONFIGS[arch], **changes}
+    return {"model_type": arch, **_NO_TOKENS, **(CONFIGS | _OTHERS)[arch], **changes}
 
 
 @cache

@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 
 import headway.model.attention as attention
 from fakes.models import DECODERS, SEQUENCE, gradients, largest_difference, model_for, plan_for, window
+from headway.errors import ModelError
+from headway.model.huggingface import HuggingFaceSource
 from headway.task.causal_lm import CausalLM
 
 # In a window of 32: a document of 10, the one that is watched, one after it, and padding.
@@ -78,6 +80,20 @@ def test_fragments_and_mask_give_equal_gradients(arch: str, monkeypatch: pytest.
         task.loss(model, batch)["loss"].backward()
         found.append(gradients(model))
     assert largest_difference(*found) < 2e-5
+
+
+def test_architectures_that_would_mix_documents_are_refused() -> None:
+    """gpt_oss makes its masks without the positions; convolutions and running states heed no mask."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101, "head_dim": 8}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32, "num_key_value_heads": 2}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "bos_token_id": None}
+    gpt_oss = {"model_type": "gpt_oss", **sizes, **experts, **rope, "eos_token_id": None, "pad_token_id": None}
+    lfm2 = {"model_type": "lfm2", **sizes, "layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}
+    for config, words in ((gpt_oss, "is not told where documents begin"), (lfm2, "Conv1d")):
+        chosen = {"attention": "eager" if config is gpt_oss else "sdpa"}
+        with pytest.raises(ModelError, match=words):
+            HuggingFaceSource(plan_for("llama", config=config, model={**chosen, "config": config}))
+        HuggingFaceSource(plan_for("llama", model={**chosen, "config": config}, data={"packing": False}))
 
 
 def test_masks_say_what_they_should() -> None:

@@ -137,3 +137,16 @@ def test_every_batch_calls_the_head_equally_often(arch: str) -> None:
         task.loss(model, task.collate([window(lengths)], 32))["loss"].backward()
         numbers.append(len(calls))
     assert len(set(numbers)) == 1, numbers
+
+
+def test_a_body_that_is_not_one_call_gives_its_logits() -> None:
+    """opt's class runs a part of its body: the head cannot run alone, so all logits are made, the loss is the same."""
+    config = config_of("opt")
+    model, task = model_for("llama", model={"config": config}), CausalLM(plan_for("llama", model={"config": config}))
+    batch = task.collate([window([20], 1)], 32)
+    loss = task.loss(model, batch)["loss"]
+    loss.backward()
+    logits = model(input_ids=batch.inputs["input_ids"], use_cache=False).logits
+    expected = F.cross_entropy(logits[0, :19], batch.inputs["labels"][0, :19], reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert len(gradients(model)) > 10

@@ -125,6 +125,10 @@ def with_loss(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     ) -> Any:
         if targets is None:
             return kind.forward(self, *args, **inputs)
+        if getattr(self, "whole_head", False):
+            logits = kind.forward(self, *args, **inputs).logits.flatten(0, 1)
+            chosen = logits if kept is None else logits.index_select(0, kept)
+            return {"loss": F.cross_entropy(chosen.float(), targets, reduction="sum")}
         return {"loss": _loss(kind, self, inputs, targets, kept, chunk_tokens)}
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
@@ -242,12 +246,25 @@ def head_is_linear(kind: type[PreTrainedModel], skeleton: PreTrainedModel) -> bo
     if type(head) is not nn.Linear:
         return False
     with _Recorder() as recorder:
-        head_logits(kind, skeleton, torch.empty(3, head.in_features, device="meta"))
+        if not head_is_separate(kind, skeleton):
+            return False
     products = [name for name in recorder.operations if name in ("mm", "addmm")]
     return len(products) == 1 and set(recorder.operations) <= {*_PLAIN, "empty", "mm", "addmm"}
 
 
-def specialise_head(model: PreTrainedModel) -> None:
-    """Give a model, whose head is a plain linear layer, a head that can return its loss."""
-    head: Any = model.get_output_embeddings()
-    head.__class__ = LossHead
+@torch.no_grad()
+def head_is_separate(kind: type[PreTrainedModel], skeleton: PreTrainedModel) -> bool:
+    """Whether the class's forward runs its body as one call, so that the head can be run on its own."""
+    hidden = torch.empty(3, skeleton.config.get_text_config().hidden_size, device="meta")
+    try:
+        return head_logits(kind, skeleton, hidden).shape[0] == 3
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # as opt, which calls a part of its body
+        return False
+
+
+def specialise_head(kind: type[PreTrainedModel], skeleton: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Tell a model from `with_loss` what its head allows, as its skeleton shows: the loss inside, rows, or neither."""
+    if head_is_linear(kind, skeleton):
+        head: Any = model.get_output_embeddings()
+        head.__class__ = LossHead
+    model.__dict__["whole_head"] = not head_is_separate(kind, skeleton)

@@ -17,8 +17,9 @@ from transformers.core_model_loading import PrefixChange, revert_weight_conversi
 
 from headway.errors import ExportError, ModelError, Problem
 from headway.model.attention import IMPLEMENTATIONS
-from headway.model.heads import head_is_linear, specialise_head, with_loss
+from headway.model.heads import specialise_head, with_loss
 from headway.model.initial import Initialiser
+from headway.model.packing import why_documents_mix
 from headway.model.pretrained import PretrainedWeights
 from headway.model.shards import write_shards
 from headway.model.skeleton import (
@@ -32,7 +33,6 @@ from headway.model.skeleton import (
 from headway.plan.schema import Plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_MIXERS = (nn.Conv1d, nn.RNNBase)  # they carry values from one position to the next, whatever the attention does
 
 
 class HuggingFaceSource:
@@ -51,7 +51,7 @@ class HuggingFaceSource:
         _require_fit(plan, self._kind, self.config)
         self.config._attn_implementation = _implementation(plan, self._kind)
         self.skeleton: PreTrainedModel = build_skeleton(self._kind, copy.deepcopy(self.config))
-        _require_packing(plan, self._kind, self.skeleton)
+        _require_packing(plan, self.skeleton)
         self._tied = tied_names(self.skeleton)
 
     @cached_property
@@ -69,8 +69,7 @@ class HuggingFaceSource:
         Works on the meta device and under DeepSpeed's partitioning: whatever context is active makes the parameters.
         """
         model = build_empty(with_loss(self._kind), copy.deepcopy(self.config))
-        if head_is_linear(self._kind, self.skeleton):
-            specialise_head(model)
+        specialise_head(self._kind, self.skeleton, model)
         return model
 
     def fill(self, name: str, module: nn.Module) -> None:
@@ -231,13 +230,11 @@ def _require_fit(plan: Plan, kind: type[PreTrainedModel], config: Any) -> None:
         raise ModelError(problems=problems)
 
 
-def _require_packing(plan: Plan, kind: type[PreTrainedModel], skeleton: PreTrainedModel) -> None:
-    """Documents of one window can only be kept apart where attention alone carries values between positions."""
+def _require_packing(plan: Plan, skeleton: PreTrainedModel) -> None:
+    """The documents of one window must be kept apart by this architecture."""
     if not plan.data.packing:
         return
-    mixers = sorted({type(part).__name__ for part in skeleton.modules() if isinstance(part, _MIXERS)})
-    if kind._supports_attention_backend and not kind._is_stateful and not mixers:
-        return
-    why = f" ({', '.join(mixers)})" if mixers else ""
-    rule = f"{skeleton.config.model_type} carries values across the borders of documents{why}"
-    raise ModelError(problems=[Problem("data.packing", rule, True, "write data.packing: false")])
+    why = why_documents_mix(skeleton, plan.model.attention)
+    if why:
+        rule = f"{skeleton.config.model_type} would let documents of one window see each other: {why}"
+        raise ModelError(problems=[Problem("data.packing", rule, True, "write data.packing: false")])
