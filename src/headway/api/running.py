@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from headway.api import certifying
@@ -96,7 +97,8 @@ def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
         job = JobSpec(run.path, plan.launch, resume=resume)
         status = run_job(job, feed.poll)
         if status.failure is not None:
-            with Journal(run.events) as events:
+            # A full disk must not hide the failure itself.
+            with suppress(OSError), Journal(run.events) as events:
                 events.event("failed", rank=status.failure.rank, error=status.failure.error)
         feed.poll()
     screen.finish(_outcome(run, status, time.monotonic() - started))

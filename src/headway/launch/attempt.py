@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -196,15 +197,14 @@ class Attempt:
         return JobStatus("stopped", WorkerFailed.exit_code, failure)
 
     def _record(self, status: JobStatus) -> None:
-        files.write_record(
-            self.job.run_dir,
-            files.LaunchRecord(
-                supervisor=this_process(),
-                method=self.method,
-                port=self.port,
-                processes={str(rank.number): rank.pid for rank in self._ranks},
-                state=status.state,
-                exit_code=status.exit_code,
-                failure=status.failure,
-            ),
+        record = files.LaunchRecord(
+            supervisor=this_process(),
+            method=self.method,
+            port=self.port,
+            processes={str(rank.number): rank.pid for rank in self._ranks},
+            state=status.state,
+            exit_code=status.exit_code,
+            failure=status.failure,
         )
+        with contextlib.suppress(OSError):  # a full disk must not hide how the ranks ended
+            files.write_record(self.job.run_dir, record)

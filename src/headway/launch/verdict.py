@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from headway.errors import EXIT_KILLED, Stopped, WorkerFailed, exit_codes
 from headway.launch.files import STARTED_AGAIN
 from headway.launch.seam import JobStatus, RankFailure
 from headway.run.paths import RunDir
+from headway.units import format_bytes
 
 # What gloo, NCCL and torch's store say to a rank whose peer has gone.
 _ECHO = re.compile(
@@ -25,6 +27,7 @@ _ERROR_LINE = re.compile(
     r"^(?:[\w.]+(?:Error|Exception|Interrupt|Failed|Exit|Stopped|Diverged)\b|Fatal Python error:).*"
 )
 _LOG_TAIL_BYTES = 64 * 1024
+_WORDS_BYTES = 64 * 1024  # a rank's error and its traceback
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _claim(end: RankEnd, run_dir: Path) -> _Claim | None:
         return _Claim(end.rank, exit_code, error, time, _ECHO.search(error) is not None)
     if not fails(end) or end.ended_by_launcher:
         return None
-    error = explain_exit(end.exit_code, last_error_line(RunDir(run_dir).logs(end.rank)))
+    error = explain_exit(end.exit_code, last_error_line(RunDir(run_dir).logs(end.rank))) + _full_disk(run_dir)
     echo = end.exit_code > 0 and _ECHO.search(error) is not None
     return _Claim(end.rank, end.exit_code, error, end.time, echo)
 
@@ -105,6 +108,17 @@ def explain_exit(exit_code: int, last_line: str = "") -> str:
     if number in {item.value for item in signal.Signals}:
         return f"ended by {signal.Signals(number).name} ({signal.strsignal(number)}){said}"
     return f"{last_line or 'no error was written'} (exit code {exit_code})"
+
+
+def _full_disk(run_dir: Path) -> str:
+    """Why a rank's own words may be missing; an empty string while there is room for them."""
+    try:
+        free_bytes = shutil.disk_usage(run_dir).free
+    except OSError:
+        return ""
+    if free_bytes >= _WORDS_BYTES:
+        return ""
+    return f"\nthe disk of {run_dir} is full ({format_bytes(free_bytes)} free): the rank's own words may be missing"
 
 
 def last_error_line(log: Path) -> str:

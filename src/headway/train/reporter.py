@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ class SilentReporter:
 
 
 class Reporter(SilentReporter):
-    """Rank 0: events, the trackers (metrics.jsonl is one, always), and a plain line in its own log."""
+    """Rank 0: events, the trackers (metrics.jsonl is one, always), and a plain line in its own log.
+
+    A disk without room for a line costs the line, not the run: whether the run can go on is for the checkpoint to say.
+    """
 
     def __init__(self, run: RunDir, plan: Plan, device: torch.device, weights: dict[str, float]):
         self.plan, self.device, self.weights = plan, device, weights
@@ -39,9 +43,10 @@ class Reporter(SilentReporter):
         self._since = _Window()
 
     def event(self, name: str, **fields: Any) -> None:
-        self._events.event(name, **fields)
+        with suppress(OSError):
+            self._events.event(name, **fields)
         if name in ("notice", "warning", "evaluation", "checkpoint", "export"):
-            print(name, " ".join(f"{key}={value}" for key, value in fields.items()), flush=True)
+            _say(f"{name} " + " ".join(f"{key}={value}" for key, value in fields.items()))
 
     def step(self, report: StepReport, progress: Progress) -> None:
         """Add a step; write a line every `log_every` steps and at the last."""
@@ -51,10 +56,9 @@ class Reporter(SilentReporter):
             return
         line = self._line(report, progress, window)
         self.tracker.log(report.step, line)
-        print(
+        _say(
             f"step {report.step}/{self.plan.schedule.steps} loss {line['loss']:.4f} norm {line['grad_norm']:.3f}"
-            f" lr {line['lr']:.3g} {line['tokens_per_second']:.0f} tokens/s",
-            flush=True,
+            f" lr {line['lr']:.3g} {line['tokens_per_second']:.0f} tokens/s"
         )
         self._since = _Window()
 
@@ -88,6 +92,11 @@ class Reporter(SilentReporter):
         if len(means) > 1:
             line |= {f"term.{name}": mean for name, mean in means.items()}
         return line
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 class _Window:

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -58,8 +58,9 @@ def as_rank(run_dir: str, work: Callable[[RunDir, StopSignals], None]) -> int:
         code = _report_failure(run, int(os.environ.get("RANK", "0")), error)
         if isinstance(error, Stopped):
             return code
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)  # tidying up would wait for peers that wait for this rank
     return EXIT_OK
 
@@ -92,20 +93,19 @@ def train_run(
 
 
 def _report_failure(run: RunDir, rank: int, error: BaseException) -> int:
-    """Own words to the error file, the traceback to the log; returns the exit code."""
+    """Own words to the error file, the traceback to the log, if the disk has room; returns the exit code."""
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
     if not isinstance(error, Stopped):
-        traceback.print_exception(error)
+        with suppress(OSError):
+            traceback.print_exception(error)
         message = str(error) or type(error).__name__
         words = {"rank": rank, "time": time.time(), "type": type(error).__name__, "message": message, "exit_code": code}
         path = run.rank_error(rank)
-        try:
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(words))
-        except OSError as failed:  # a full disk: the log line above must do
-            print(f"could not write {path}: {failed}", file=sys.stderr)
     return code
 
 
