@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -23,9 +25,16 @@ BOUNDS = {"fp32": 1e-4, "bf16": 5e-2}
 def test_packed_documents_are_as_if_alone(attention: str, precision: str, window_tokens: int | None) -> None:
     config = {
         "model_type": "mistral",
-        **{"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        **{"vocab_size": 101, "intermediate_size": 512, "max_position_embeddings": SEQUENCE},
-        **{"sliding_window": window_tokens, "bos_token_id": None, "eos_token_id": None},
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 101,
+        "intermediate_size": 512,
+        "max_position_embeddings": SEQUENCE,
+        "sliding_window": window_tokens,
+        "bos_token_id": None,
+        "eos_token_id": None,
     }
     changes = {"model": {"attention": attention, "config": config}, "numerics": {"precision": precision}}
     plan = plan_for("mistral", launch={"device": "cuda"}, data={"sequence": SEQUENCE, "tokenizer": ""}, **changes)
@@ -36,7 +45,7 @@ def test_packed_documents_are_as_if_alone(attention: str, precision: str, window
     edges = [0, 300, 800, 1024]
     alone = [
         type(packed)(0, packed.tokens[a:b], packed.labels[a:b], packed.positions[a:b], packed.documents[a:b])
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        for a, b in itertools.pairwise(edges)
     ]
     found = []
     for batches in ([[packed]], [[sample] for sample in alone]):
