@@ -22,7 +22,7 @@ USABLE_SHARE = 0.90
 # What a CPU worker holds beside the other items: 0.36 GiB for the imports of torch, transformers and deepspeed and a
 # gloo group, the rest matrix scratch and the loader (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
-# glibc keeps freed blocks of up to 32 MiB. With this share the sum is within 7 % of the peak resident set of ddp and
+# glibc keeps freed blocks of up to 32 MiB. With this share the sum is within 8 % of the peak resident set of ddp and
 # zero-2, with and without checkpointing, and zero-3 without (3 M and 28 M parameters); zero-3 with is 15 % low.
 CPU_ALLOCATOR_SHARE = 0.15
 # A CUDA context with cuBLAS and NCCL: 0.5 GiB. The process on the host: the libraries, larger in CUDA builds.
