@@ -177,7 +177,7 @@ def test_the_content_does_not_depend_on_the_workers(
     monkeypatch: pytest.MonkeyPatch,
     workers: int | None,
 ) -> None:
-    monkeypatch.setattr(build, "TASK_BYTES", 500)
+    monkeypatch.setattr(build, "SMALLEST_TASK_BYTES", 500)
     notes = Notes()
     other = build_store(ask(corpus, eval=0.2, cache=tmp_path, workers=workers), notes)
     assert TokenStore(other).manifest.hash == TokenStore(store).manifest.hash

@@ -168,7 +168,7 @@ def test_an_empty_split_has_no_windows(tmp_path: Path) -> None:
 
 def test_windows_cross_from_one_token_file_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.data.assemble.SHARD_BYTES", 300)
-    monkeypatch.setattr("headway.data.build.TASK_BYTES", 150)
+    monkeypatch.setattr("headway.data.build.SMALLEST_TASK_BYTES", 150)
     found = store_of(tmp_path, [prose(seed, 30) for seed in range(20)])
     opened = TokenStore(found)
     assert len(opened.shards) > 4

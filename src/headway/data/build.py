@@ -25,7 +25,9 @@ from headway.data.vocabulary import Vocabulary, read_vocabulary
 from headway.data.work import Task, WorkSpec
 from headway.errors import DataError, Problem
 
-TASK_BYTES = 4 * 2**20
+# Small enough that all cores end at about the same time, large enough that the tasks of a large corpus are few. The
+# size follows from the data alone: so does, then, which documents share a token file.
+TASKS, SMALLEST_TASK_BYTES, LARGEST_TASK_BYTES = 512, 2**20, 2**24
 # What `gzip -9` is measured on; beyond it a sample is scaled up.
 GZIP_SAMPLE_BYTES = 64 * 2**20
 
@@ -186,7 +188,9 @@ def _size_bytes(source: DataSource) -> int:
 
 
 def share_out(found: Survey) -> list[Task]:
-    """Neighbouring shards together in tasks of about TASK_BYTES."""
+    """Neighbouring shards together in tasks of about equal size."""
+    total = sum(_size_bytes(source) for _, _, source in found.sources)
+    enough = min(max(total // TASKS, SMALLEST_TASK_BYTES), LARGEST_TASK_BYTES)
     tasks: list[Task] = []
     shards: list[tuple[int, str]] = []
     size = 0
@@ -194,7 +198,7 @@ def share_out(found: Survey) -> list[Task]:
         for shard in source.shards():
             shards.append((index, shard))
             size += source.size_bytes(shard)
-            if size >= TASK_BYTES:
+            if size >= enough:
                 tasks.append(Task(len(tasks), tuple(shards), size))
                 shards, size = [], 0
     if shards:

@@ -68,8 +68,6 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer, begin: int, end: int, dtype: np.dtype):
         self.tokenizer, self.begin, self.end, self.dtype = tokenizer, begin, end, dtype
-        # A document that spells out a special token, as text about tokenizers does, means its letters.
-        self.tokenizer.encode_special_tokens = True
         self._parts: list[str] = []
         self._last: list[bool] = []  # whether a part ends its document
         self._characters = 0

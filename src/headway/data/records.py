@@ -14,7 +14,7 @@ from headway.data.files import FileSource
 from headway.data.seam import Document, Skip
 from headway.errors import DataError, Problem
 
-JSONL_SHARD_BYTES = 32 * 2**20
+JSONL_SHARD_BYTES = 2**20
 
 
 class RecordSource(FileSource):

@@ -110,6 +110,9 @@ class Workshop:
             open_source(SourceConfig.model_validate(config), base, key) for key, config in spec.sources
         ]
         self.tokenizer = load_tokenizer(Path(spec.tokenizer))
+        # A document that spells out a special token, as text about tokenizers does, means its letters. Set here, before
+        # other threads use the tokenizer.
+        self.tokenizer.encode_special_tokens = True
 
     def run(self, task: Task, report: ProgressReporter) -> TaskResult:
         """Write the task's two files; stops early where there is much that must be put right first."""
