@@ -1,4 +1,4 @@
-"""Exports outside of a run: from a checkpoint, and text from what was exported. torch is loaded when one is asked for."""
+"""Exports outside of a run: from a checkpoint, and text from what was exported. torch is loaded when asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
         exported = export_checkpoint(reader, out or run.export, provenance)
     exported.check.require()
     folder, check = exported.folder, exported.check
-    return ExportResult(folder.path, ref.step, check.verified, check.max_difference, folder.bytes)
+    return ExportResult(folder.path, ref.step, check.verified, check.max_difference, folder.bytes, ref.notices)
 
 
 def generate(target: Path, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
