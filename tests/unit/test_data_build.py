@@ -527,3 +527,13 @@ def test_a_users_source_may_print(corpus: tuple[Path, SourceConfig, Path], tmp_p
 
 def test_cores_are_those_that_may_be_used() -> None:
     assert crew.available_cores() == len(os.sched_getaffinity(0))
+
+
+def test_a_large_vocabulary_is_stored_in_32_bits(
+    corpus: tuple[Path, SourceConfig, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "read_vocabulary", lambda folder: replace(read_vocabulary(folder), size=2**16 + 1))
+    found = build_store(ask(corpus, cache=tmp_path))
+    assert TokenStore(found).manifest.dtype == "<u4"
+    assert content(found) == TEXTS
+    assert open_split(found, "train", 32, True)[0].tokens.dtype == np.int32
