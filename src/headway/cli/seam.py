@@ -74,13 +74,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A model folder; `max_difference` between its logits in plain transformers and the engine's."""
+    """A model folder; `max_difference` between its logits in plain transformers and the engine's.
+
+    `notices` name newer checkpoints that were damaged and therefore not exported.
+    """
 
     path: Path
     step: int
     verified: bool
     max_difference: float | None = None
     bytes: int = 0
+    notices: tuple[str, ...] = ()
 
 
 class Screen(Protocol):

@@ -97,6 +97,8 @@ def print_checks(report: Report) -> None:
 
 
 def print_export(result: ExportResult) -> None:
+    for notice in result.notices:
+        print(f"warning: {printable(notice)}")
     size = f", {format_bytes(result.bytes)}" if result.bytes else ""
     print(f"step {result.step} exported to {printable(result.path)}{size}")
     if result.verified:
