@@ -57,6 +57,15 @@ class Run:
         return next((line for line in reversed(self.lines("events")) if line["event"] == name), {})
 
 
+def run_file(scale: Scale, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The scale's sections with the changes; a mapping adds to a mapping, anything else replaces."""
+    sections = json.loads(json.dumps(scale.large if name == "large" else scale.sections))
+    for section, value in changes.items():
+        both = isinstance(value, dict) and isinstance(sections.get(section), dict)
+        sections[section] = sections[section] | value if both else value
+    return sections
+
+
 class Lab:
     """Every distinct run is made once, in the order in which rows ask for them."""
 
@@ -81,10 +90,7 @@ class Lab:
         """The command, running, and the folder in which its run directory appears."""
         folder = self.work / name
         folder.mkdir()
-        sections = json.loads(json.dumps(self.scale.large if name == "large" else self.scale.sections))
-        for section, value in changes.items():
-            both = isinstance(value, dict) and isinstance(sections.get(section), dict)
-            sections[section] = sections[section] | value if both else value
+        sections = run_file(self.scale, name, changes)
         sections |= {"name": name, "runs": str(folder / "runs")}
         sections["data"]["cache"] = str(self.work / "cache")
         file = folder / "run.json"
