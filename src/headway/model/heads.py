@@ -125,8 +125,10 @@ def with_loss(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     ) -> Any:
         if targets is None:
             return kind.forward(self, *args, **inputs)
+        if args:
+            raise TypeError("with targets, a model takes its inputs by name")
         if getattr(self, "whole_head", False):
-            logits = kind.forward(self, *args, **inputs).logits.flatten(0, 1)
+            logits = kind.forward(self, **inputs).logits.flatten(0, 1)
             chosen = logits if kept is None else logits.index_select(0, kept)
             return {"loss": F.cross_entropy(chosen.float(), targets, reduction="sum")}
         return {"loss": _loss(kind, self, inputs, targets, kept, chunk_tokens)}

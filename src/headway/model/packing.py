@@ -79,7 +79,8 @@ def _masks_received(name: str) -> Iterator[list[bool]]:
     """Yields a list to which every call of the attention `name` adds whether it got the borders."""
     heard: list[bool] = []
 
-    def attend(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
+    def attend(module: nn.Module, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        mask = rest[0] if rest else options.get("attention_mask")
         heard.append(mask is not None and mask.dtype == torch.int32)
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 

@@ -16,7 +16,7 @@ from headway.data.seam import Sample
 class Batch:
     """One micro batch on the host.
 
-    inputs: tensors for the task's loss, first dimension [micro_batch, ...].
+    inputs: tensors for the task's loss: [micro_batch, ...], or 1-D for what rows do not divide (borders).
     counts: term name -> how many items (target tokens, documents) its sum is taken over. Known before the forward pass.
     tokens: positions that hold a real token, for throughput.
     """
