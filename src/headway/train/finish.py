@@ -54,6 +54,8 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
         raise ExportError(failure)
     fields = {"verified": check.verified, "max_difference": check.max_difference, "bound": check.bound}
     reporter.event("export", path=str(parts.run.export), seconds=time.monotonic() - started, **fields)
+    for remark in check.remarks:
+        reporter.event("warning", text=remark)
     if check.verified and rank == 0:
         _show_sample(parts, reporter)
     return check
