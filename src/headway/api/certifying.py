@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.certify import shelf
 from headway.certify.report import render
 from headway.certify.run import certify
-from headway.certify.schema import Certificate, Claim
-from headway.errors import NotCertified
+from headway.certify.schema import CLAIMS, Certificate, Claim
+from headway.errors import NotCertified, UserError
 from headway.plan.schema import Plan
 
 
@@ -19,6 +19,15 @@ def certified(plan: Plan, progress: Callable[[str], None], *, again: bool = Fals
     if known is not None:
         return known, shelf.place_of(plan) / "certificate.json"
     made = certify(plan, shelf.place_of(plan) / "runs", progress)
+    return made, shelf.keep(made, plan, render(made))
+
+
+def certified_in_part(plan: Plan, claims: Sequence[int], progress: Callable[[str], None]) -> tuple[Certificate, Path]:
+    """These claims alone, made anew. Raises UserError where a number is no claim's."""
+    unknown = [number for number in claims if number not in CLAIMS]
+    if unknown:
+        raise UserError(f"there is no claim {', '.join(map(str, unknown))}", fix="claims are numbered from 1 to 8")
+    made = certify(plan, shelf.place_of(plan) / "runs-partial", progress, claims=claims)
     return made, shelf.keep(made, plan, render(made))
 
 

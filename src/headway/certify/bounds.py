@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bounds:
-    """gradient, norm, weight: relative, ||a - b|| / ||b|| of a parameter. loss, trajectory (after a reshape): nats."""
+    """start, gradient, norm: relative, ||a - b|| / ||b|| of a parameter. loss, trajectory (after a reshape): nats."""
 
+    start: float
     gradient: float
     norm: float
-    weight: float
     loss: float
     trajectory: float
 
 
+# An update by the same gradients from the same state is fp32 arithmetic under every precision: a dozen roundings.
+UPDATE = 1e-5
+
 BOUNDS = {
     # Sums of a few thousand terms in another order: 6e-8 each.
-    "fp32": Bounds(gradient=1e-5, norm=1e-5, weight=1e-5, loss=1e-5, trajectory=1e-5),
+    "fp32": Bounds(start=0.0, gradient=1e-5, norm=1e-5, loss=1e-5, trajectory=1e-5),
     # bf16 keeps 7 bits: 4e-3 an operation, through every layer, forward and back.
-    "bf16": Bounds(gradient=1.5e-1, norm=5e-2, weight=1.5e-2, loss=5e-2, trajectory=5e-2),
-    "fp16": Bounds(gradient=5e-2, norm=2e-2, weight=1e-2, loss=2e-2, trajectory=2e-2),
+    "bf16": Bounds(start=4e-3, gradient=1.5e-1, norm=5e-2, loss=5e-2, trajectory=5e-2),
+    "fp16": Bounds(start=1e-3, gradient=5e-2, norm=2e-2, loss=2e-2, trajectory=2e-2),
 }

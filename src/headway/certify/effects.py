@@ -60,11 +60,12 @@ def measure_effects(engine: Engine, parts: Parts, batches: Sequence[Batch]) -> d
 
 def saved_tensor_bytes(engine: Engine, parts: Parts, batch: Batch) -> int:
     """Bytes that a forward pass keeps for the backward pass, weights left out; the graph is dropped again."""
-    weights = {parameter.data_ptr() for parameter in engine.module.parameters()}
+    parameters = list(engine.module.parameters())
     seen: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.data_ptr() not in weights:
+        # Asked anew each time: ZeRO-3 gathers a weight into other memory in every layer's turn.
+        if all(tensor.data_ptr() != parameter.data_ptr() for parameter in parameters):
             seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
         return tensor
 

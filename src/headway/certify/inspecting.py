@@ -1,8 +1,8 @@
-"""What a live engine holds: whole gradients, bytes of state, and the settings that it was really built with."""
+"""What a live engine holds: whole gradients and moments, bytes of state, the settings that it was really built with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,22 +41,44 @@ def _scale(engine: Engine) -> float:
 
 
 def state_bytes(engine: Engine) -> dict[str, int]:
-    """Bytes of parameters and of optimizer states (with the master copy) that this rank holds."""
+    """Bytes of parameters and of optimizer states (with the master copy) that this rank holds between two steps.
+
+    "kept whole" (ZeRO-3): elements of the largest parameter that was not given back after its use.
+    """
     stage = zero_stage(engine)
     parameters: list[Any] = list(engine.module.parameters())
+    weights = [parameter.ds_tensor if stage == 3 else parameter for parameter in parameters]
+    states = [*_moments(_torch_optimizer(engine)), *_master_copies(engine, stage)]
+    found = {"parameters": _elements_bytes(weights), "optimizer states": _elements_bytes(states)}
     if stage == 3:
-        weights = sum(p.ds_tensor.numel() * p.ds_tensor.element_size() for p in parameters)
-    else:
-        weights = sum(p.numel() * p.element_size() for p in parameters)
-    optimizer = _torch_optimizer(engine)
-    states = sum(
-        tensor.numel() * tensor.element_size()
-        for state in optimizer.state.values()
-        for tensor in state.values()
-        if isinstance(tensor, torch.Tensor) and tensor.numel() > 1
-    )
-    masters = _master_copies(engine, stage)
-    return {"parameters": weights, "optimizer states": states + sum(m.numel() * m.element_size() for m in masters)}
+        found["kept whole"] = max((p.ds_numel for p in parameters if p.data.numel() == p.ds_numel > 1), default=0)
+    return found
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's element-wise state; counters are left out."""
+    every = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in every if isinstance(value, torch.Tensor) and value.numel() > 1]
+
+
+def _elements_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def gradient_bytes(engine: Engine) -> int:
+    """Bytes of every buffer in which this rank holds gradients at this moment."""
+    found: list[Any] = []
+    for parameter in engine.module.parameters():
+        found += [parameter.grad, getattr(parameter, "grad_accum", None)]
+    if isinstance(engine, DeepSpeedEngine) and zero_stage(engine) > 0:
+        optimizer: Any = engine.engine.optimizer
+        for name in ("averaged_gradients", "all_grad_tensors"):
+            found += [tensor for group in getattr(optimizer, name, {}).values() for tensor in group or ()]
+        found += list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values())
+        found += [master.grad for master in _master_copies(engine, zero_stage(engine))]
+        found.append(getattr(optimizer, "grad_partitions_flat_buffer", None))
+    storages = [tensor.untyped_storage() for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel() > 1]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
@@ -74,7 +96,12 @@ def _master_copies(engine: Any, stage: int) -> list[torch.Tensor]:
 def settings(engine: Engine) -> dict[str, Any]:
     """The engine's own view of what the plan asked for."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in engine.module.parameters()})
-    found: dict[str, Any] = {"weights": dtypes, "optimizer": type(_torch_optimizer(engine)).__name__}
+    optimizer = _torch_optimizer(engine)
+    found: dict[str, Any] = {
+        "weights": dtypes,
+        "optimizer": type(optimizer).__name__,
+        "states_on": sorted({tensor.device.type for tensor in _moments(optimizer)}),
+    }
     if isinstance(engine, DeepSpeedEngine):
         inner = engine.engine
         offload = inner.zero_offload_optimizer()
@@ -85,7 +112,12 @@ def settings(engine: Engine) -> dict[str, Any]:
             "accumulation": inner.gradient_accumulation_steps(),
             "micro_batch": inner.train_micro_batch_size_per_gpu(),
             "world": inner.dp_world_size,
-            "offload_optimizer": offload is not None and str(offload.device.value) != "none",
-            "offload_parameters": parameters is not None and str(parameters.device.value) != "none",
+            "offload_optimizer": _is_offloaded(offload),
+            "offload_parameters": _is_offloaded(parameters),
         }
     return found
+
+
+def _is_offloaded(section: Any) -> bool:
+    """Whether DeepSpeed's section names a device (an enum, or its plain name in older releases)."""
+    return section is not None and str(getattr(section.device, "value", section.device)) != "none"

@@ -16,7 +16,9 @@ OUTCOME = "outcome.safetensors"
 
 @dataclass(frozen=True)
 class Outcome:
-    """figures: lists and numbers by name; arrays: "gradient@STEP/PARAMETER" and "weight/PARAMETER"."""
+    """figures: lists and numbers by name. arrays: "gradient@STEP/PARAMETER", and as they stand after the step (after
+    step 0: at the start) "weight@STEP/PARAMETER" and "moment@STEP/KIND/PARAMETER".
+    """
 
     figures: dict[str, Any]
     arrays: dict[str, np.ndarray]

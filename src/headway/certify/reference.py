@@ -1,7 +1,8 @@
 """The same steps in plain PyTorch: one process, no packing, no engine, nothing fused, nothing of Headway's arithmetic.
 
 Each document goes through the transformers model alone; losses are summed and divided by the count of the whole step;
-then torch's own clipping and optimizer, at a learning rate from the textbook formula.
+then torch's own clipping and optimizer, at a learning rate from the textbook formula. Every step begins where the
+engine's step began.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from headway.certify.outcome import Outcome
 from headway.data.order import window_at
 from headway.data.seam import IGNORE, Sample
 from headway.model.seam import ModelSource
@@ -49,42 +51,85 @@ def sample_name(tokens: np.ndarray, labels: np.ndarray) -> str:
     return hashlib.sha256(content.tobytes()).hexdigest()[:16]
 
 
-def run_reference(plan: Plan, gradients_at: tuple[int, ...]) -> dict[str, Any]:
-    """Losses, norms, rates, tokens and sample names by step; gradients at the given steps; the weights at the end."""
+def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
+    """Each step from the state that the engine had: losses, norms, rates, tokens, sample names and gradients by step.
+
+    Then the update by the engine's own gradients: weights and moments after each step. So each comparison is of one
+    computation. Left to itself, a second trajectory would drift: Adam moves a weight whose gradient is mere rounding
+    by a whole learning rate, in either direction.
+    """
     source: ModelSource = resolve("model", plan.model.kind)(plan)
     model = build_filled(source, torch.device("cpu"))
     optimizer = _optimizer(plan.optimizer, model)
     samples = open_data(plan, "train")
     table = rates(plan.schedule)
     found: dict[str, Any] = {"losses": [], "norms": [], "rates": table.tolist(), "tokens": [], "samples": []}
+    found |= {f"weight@0/{name}": p.detach().clone().numpy() for name, p in model.named_parameters()}
     model.train()
     for step in range(1, plan.schedule.steps + 1):
         total = plan.batch.global_sequences
         positions = range((step - 1) * total, step * total)
         windows = [samples[window_at(plan.numerics.seed, position, len(samples))] for position in positions]
-        count = sum(int((window.labels != IGNORE).sum()) for window in windows)
-        optimizer.zero_grad()
-        loss = 0.0
-        for tokens, labels in (part for window in windows for part in _documents(window)):
-            logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-            part = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
-            part.backward()
-            loss += float(part)
-        if step in gradients_at:
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    found[f"gradient@{step}/{name}"] = parameter.grad.detach().clone().numpy()
-        limit = plan.optimizer.clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=False)
+        _take_state(model, optimizer, engine, step - 1)
+        found["losses"].append(_backward(model, windows))
+        found |= {f"gradient@{step}/{name}": gradient.clone().numpy() for name, gradient in _gradients(model)}
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in _gradients(model)], foreach=False)
+        found["norms"].append(float(norm))
+        _take_gradients(model, engine, step)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.optimizer.clip or math.inf, foreach=False)
         for group in optimizer.param_groups:
             group["lr"] = float(table[step - 1])
         optimizer.step()
-        found["losses"].append(loss)
-        found["norms"].append(float(norm))
+        found |= _state_after(step, model, optimizer)
         found["tokens"].append(sum(len(window.tokens) for window in windows))
         found["samples"].append([sample_name(window.tokens, window.labels) for window in windows])
+    return found
+
+
+def _backward(model: nn.Module, windows: list[Sample]) -> float:
+    """The gradients of a step's mean loss, document by document; the loss."""
+    count = sum(int((window.labels != IGNORE).sum()) for window in windows)
+    model.zero_grad()
+    loss = 0.0
+    for tokens, labels in (part for window in windows for part in _documents(window)):
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        part = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
+        part.backward()
+        loss += float(part)
+    return loss
+
+
+def _gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+
+
+@torch.no_grad()
+def _take_state(model: nn.Module, optimizer: torch.optim.Optimizer, engine: Outcome, step: int) -> None:
+    """The engine's weights and moments after `step`. What it lacks stays as it is: the judge will see it."""
+    weights, moments = engine.group(f"weight@{step}"), engine.group(f"moment@{step}")
     for name, parameter in model.named_parameters():
-        found[f"weight/{name}"] = parameter.detach().numpy()
+        if name in weights:
+            parameter.copy_(torch.from_numpy(weights[name]).view_as(parameter))
+        kinds = {key.partition("/")[0]: value for key, value in moments.items() if key.partition("/")[2] == name}
+        if step > 0 and kinds:
+            state = {kind: torch.from_numpy(value.copy()).view_as(parameter) for kind, value in kinds.items()}
+            optimizer.state[parameter] = {"step": torch.tensor(float(step)), **state}
+
+
+def _take_gradients(model: nn.Module, engine: Outcome, step: int) -> None:
+    gradients = engine.group(f"gradient@{step}")
+    for name, parameter in model.named_parameters():
+        if name in gradients:
+            parameter.grad = torch.from_numpy(gradients[name].copy()).view_as(parameter)
+
+
+def _state_after(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for name, parameter in model.named_parameters():
+        found[f"weight@{step}/{name}"] = parameter.detach().clone().numpy()
+        for kind, tensor in optimizer.state.get(parameter, {}).items():
+            if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
+                found[f"moment@{step}/{kind}/{name}"] = tensor.detach().flatten().clone().numpy()
     return found
 
 

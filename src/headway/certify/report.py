@@ -13,6 +13,9 @@ _WIDTH = 110
 def render(certificate: Certificate) -> str:
     """What was claimed, measured, bounded, put in place of what, and not proven."""
     verdict = "VALID" if certificate.valid else "REFUSED: a claim failed"
+    if certificate.holds and certificate.not_asked:
+        left_out = ", ".join(map(str, certificate.not_asked))
+        verdict = f"PARTIAL: what was asked for holds; claims {left_out} were not asked for, so no run may rely on it"
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(certificate.time))
     packages = ", ".join(f"{name} {number}" for name, number in certificate.versions.items())
     lines = [

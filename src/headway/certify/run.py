@@ -1,4 +1,4 @@
-"""Seven small runs, each a real job of the launcher, and the certificate that follows from what they leave."""
+"""Up to seven small runs, each a real job of the launcher, and the certificate that follows from what they leave."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from headway.certify.judge import GRADIENTS_AT, Evidence, judge
+from headway.certify.judge import Evidence, judge
 from headway.certify.material import with_material
 from headway.certify.numerics import numerics_hash, versions
 from headway.certify.outcome import OUTCOME, Outcome, read_outcome
-from headway.certify.schema import Certificate, Claim
-from headway.certify.shrink import KILLED_AFTER, SAVED_AT, Small, on_one_rank, shrink, with_dropout
+from headway.certify.schema import CLAIMS, Certificate, Claim
+from headway.certify.shrink import EVERY_STEP, KILLED_AFTER, SAVED_AT, Small, on_one_rank, shrink, with_dropout
 from headway.certify.watching_job import Job
 from headway.checkpoint.layout import checkpoint_name
 from headway.errors import Stopped
@@ -31,8 +31,19 @@ from headway.plan.schema import IntervalPlan, Plan, StrategyPlan
 from headway.run.paths import RunDir
 
 WORKER = "headway.certify.worker"
-REFERENCE = "reference"
+REFERENCE, MAIN = "reference", "main"
 _BACK_FROM = SAVED_AT + 1  # the step of alone's checkpoint from which two ranks go on
+# Claim -> the runs that it is judged by, in the order in which they are made.
+_RUNS = {
+    1: (MAIN, REFERENCE),
+    2: (MAIN, "alone"),
+    3: (MAIN,),
+    4: ("dropout", "killed", "resumed"),
+    5: (MAIN, "alone", "back"),
+    6: (MAIN,),
+    7: (MAIN, REFERENCE),
+    8: (MAIN,),
+}
 
 
 @dataclass
@@ -73,42 +84,63 @@ class Workshop:
 
 
 def certify(
-    plan: Plan, folder: Path, progress: Callable[[str], None] = lambda name: None, plant: str | None = None
+    plan: Plan,
+    folder: Path,
+    progress: Callable[[str], None] = lambda name: None,
+    *,
+    plant: str | None = None,
+    claims: Sequence[int] = CLAIMS,
 ) -> Certificate:
-    """Make the plan small, run it seven times, and judge. `folder` is emptied before and holds the runs afterwards.
+    """Make the plan small, run what the claims need, and judge. `folder` is emptied before; it holds the runs after.
 
     Raises:
         ModelError, DataError: the plan cannot be made small, with what to do.
         Stopped: on Ctrl-C.
     """
     started = time.time()
+    shop = open_workshop(plan, folder)
+    shop.progress, shop.plant = progress, plant
+    make_runs(shop, claims)
+    return _certificate(plan, shop.small, judge(evidence_of(shop), claims), started)
+
+
+def open_workshop(plan: Plan, folder: Path) -> Workshop:
+    """The small plan on its material, in an emptied folder; no run is made yet. Raises as `certify` does."""
     shutil.rmtree(folder, ignore_errors=True)
-    processes = min(2, plan.launch.processes, _devices(plan))
-    small = with_material(shrink(plan, processes), plan, folder / "store")
-    workshop = Workshop(folder, small, progress, plant)
-    _run_all(workshop)
-    claims = judge(_evidence(workshop))
-    return _certificate(plan, small, claims, started)
+    small = shrink(plan, min(2, plan.launch.processes, _devices(plan)))
+    return Workshop(folder, with_material(small, plan, folder / "store"))
 
 
 def _devices(plan: Plan) -> int:
     return psutil.cpu_count() or 1 if plan.cluster.device == "cpu" else plan.cluster.devices_per_host
 
 
-def _run_all(shop: Workshop) -> None:
+def make_runs(shop: Workshop, claims: Sequence[int] = CLAIMS) -> None:
+    """The runs that these claims are judged by; a run that the workshop has an outcome of is not made again."""
     plan, plant = shop.small.plan, shop.plant
-    wet = with_dropout(plan)
-    shop.run(REFERENCE, _plain(plan), Job(gradients_at=GRADIENTS_AT))
-    shop.run("main", plan, Job(gradients_at=GRADIENTS_AT, effects=True, plant=plant))
-    shop.run("dropout", wet, Job(plant=plant))
-    shop.run("killed", wet, Job(kill_after=KILLED_AFTER, plant=plant))
-    shop.run("resumed", wet, Job(plant=plant), resume_from=shop.checkpoint("killed", SAVED_AT))
-    alone = on_one_rank(plan)
-    each = alone.checkpoint.model_copy(update={"every": IntervalPlan(steps=1)})
-    alone = alone.model_copy(update={"checkpoint": each})
-    shop.run("alone", alone, Job(gradients_at=GRADIENTS_AT, plant=plant), resume_from=shop.checkpoint("main", SAVED_AT))
-    if plan.launch.processes > 1:
-        shop.run("back", plan, Job(plant=plant), resume_from=shop.checkpoint("alone", _BACK_FROM))
+    wet, alone = with_dropout(plan), _saving_each_step(on_one_rank(plan))
+    main, other = shop.checkpoint(MAIN, SAVED_AT), shop.checkpoint("alone", _BACK_FROM)
+    makers: dict[str, Callable[[], None]] = {
+        MAIN: lambda: shop.run(MAIN, plan, Job(gradients_at=EVERY_STEP, states=True, effects=True, plant=plant)),
+        REFERENCE: lambda: shop.run(REFERENCE, _plain(plan), Job()),
+        "dropout": lambda: shop.run("dropout", wet, Job(plant=plant)),
+        "killed": lambda: shop.run("killed", wet, Job(kill_after=KILLED_AFTER, plant=plant)),
+        "resumed": lambda: shop.run("resumed", wet, Job(plant=plant), resume_from=shop.checkpoint("killed", SAVED_AT)),
+        "alone": lambda: shop.run("alone", alone, Job(gradients_at=(SAVED_AT + 1,), plant=plant), resume_from=main),
+        "back": lambda: shop.run("back", plan, Job(plant=plant), resume_from=other),
+    }
+    needed = {run for claim in claims for run in _RUNS[claim]}
+    if plan.launch.processes == 1:
+        needed.discard("back")
+    for name, make in makers.items():
+        # What reads the main run's outcome has nothing to read where that run broke; its failure says so.
+        if name in needed and name not in shop.outcomes and (name != REFERENCE or MAIN in shop.outcomes):
+            make()
+
+
+def _saving_each_step(plan: Plan) -> Plan:
+    each = plan.checkpoint.model_copy(update={"every": IntervalPlan(steps=1)})
+    return plan.model_copy(update={"checkpoint": each})
 
 
 def _plain(plan: Plan) -> Plan:
@@ -127,17 +159,18 @@ def _plain(plan: Plan) -> Plan:
     return plan.model_copy(update=changed)
 
 
-def _evidence(shop: Workshop) -> Evidence:
+def evidence_of(shop: Workshop) -> Evidence:
+    """What the runs of the workshop left, for the judge."""
     saved = {name: outcome.figures.get("saved", {}) for name, outcome in shop.outcomes.items()}
     return Evidence(
         plan=shop.small.plan,
         reference=shop.outcomes.get(REFERENCE),
-        main=shop.outcomes.get("main"),
+        main=shop.outcomes.get(MAIN),
         dropout=shop.outcomes.get("dropout"),
         resumed=shop.outcomes.get("resumed"),
         alone=shop.outcomes.get("alone"),
         back=shop.outcomes.get("back"),
-        saved_hash=saved.get("main", {}).get(str(SAVED_AT)),
+        saved_hash=saved.get(MAIN, {}).get(str(SAVED_AT)),
         alone_hash=saved.get("alone", {}).get(str(_BACK_FROM)),
         export=_export_check(shop),
         failures=shop.failures,
@@ -145,10 +178,10 @@ def _evidence(shop: Workshop) -> Evidence:
 
 
 def _export_check(shop: Workshop) -> dict[str, Any] | None:
-    record = RunDir(shop.folder / "main").export / "headway.json"
+    record = RunDir(shop.folder / MAIN).export / "headway.json"
     if record.is_file():
         return json.loads(record.read_text(encoding="utf-8"))["check"]
-    if "main" in shop.outcomes:
+    if MAIN in shop.outcomes:
         shop.failures["export"] = "no model folder was written"
     return None
 

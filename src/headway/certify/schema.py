@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-CERTIFICATE_VERSION = 1
+CERTIFICATE_VERSION = 2
+CLAIMS = (1, 2, 3, 4, 5, 6, 7, 8)
 Outcome = Literal["proven", "failed", "not proven"]
 
 # What is promised, strongest first, in the words that are printed.
@@ -62,6 +63,16 @@ class Certificate(Part):
     substitutions: tuple[str, ...]
 
     @property
-    def valid(self) -> bool:
+    def holds(self) -> bool:
         """No claim failed. What was not proven is said in each claim."""
         return all(claim.outcome != "failed" for claim in self.claims)
+
+    @property
+    def not_asked(self) -> tuple[int, ...]:
+        """The claims that were left out by `--claims`."""
+        return tuple(number for number in CLAIMS if number not in {claim.number for claim in self.claims})
+
+    @property
+    def valid(self) -> bool:
+        """Every claim was asked for, and none failed: a run may rely on it."""
+        return self.holds and not self.not_asked

@@ -19,12 +19,13 @@ def place_of(plan: Plan, folder: Path = FOLDER) -> Path:
 
 
 def keep(certificate: Certificate, plan: Plan, text: str, folder: Path = FOLDER) -> Path:
+    """Put a certificate on the shelf; one that leaves claims out stands beside the whole one, as partial.json."""
     place = place_of(plan, folder)
     place.mkdir(parents=True, exist_ok=True)
-    path = place / "certificate.json"
+    path = place / ("partial.json" if certificate.not_asked else "certificate.json")
     partial = path.with_suffix(".partial")
     partial.write_text(certificate.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    (place / "certificate.txt").write_text(text, encoding="utf-8")
+    path.with_suffix(".txt").write_text(text, encoding="utf-8")
     partial.replace(path)
     return path
 

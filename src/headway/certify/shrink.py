@@ -14,6 +14,7 @@ from headway.facts.shape import shape_of
 from headway.plan.schema import IntervalPlan, Plan, StrategyPlan
 
 STEPS = 6
+EVERY_STEP = tuple(range(1, STEPS + 1))
 SAVED_AT = 3  # the checkpoint that resume and reshape start from
 KILLED_AFTER = 4
 SEQUENCE = 48

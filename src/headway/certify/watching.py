@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.certify.effects import Exchanges, measure_effects
-from headway.certify.inspecting import full_gradients, settings, state_bytes
+from headway.certify.inspecting import full_gradients, gradient_bytes, settings, state_bytes
 from headway.certify.outcome import OUTCOME, write_outcome
 from headway.certify.reference import sample_name
 from headway.certify.watching_job import Job
@@ -36,11 +38,14 @@ class WatchedEngine:
             "tokens": [],
             "samples": [],
             "applied": [],
+            "gradient bytes": 0,
         }
         self.exchanges = Exchanges(engine)
+        self._weigh_gradients()
         if parts.resumed_from:
             self.found["restored"] = state_hash(engine.state())
         self._last_batches: Sequence[Batch] = ()
+        self._note_state(parts.progress.step)
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float, guard: Guard) -> StepResult:
         step = self.found["first_step"] + len(self.found["losses"])
@@ -49,6 +54,7 @@ class WatchedEngine:
             if step in self._job.gradients_at:
                 for name, gradient in full_gradients(self._engine):
                     self.found[f"gradient@{step}/{name}"] = gradient.numpy()
+            self._weigh()
             return guard(means, grad_norm)
 
         self._last_batches = micro_batches
@@ -59,10 +65,34 @@ class WatchedEngine:
         self.found["tokens"].append(result.tokens)
         self.found["applied"].append(result.applied)
         self.found["samples"].append(sample_names(micro_batches))
+        self._note_state(step)
         if step == self._job.kill_after:
             barrier()  # every rank has done the step, and none has begun the next
             os.kill(os.getpid(), signal.SIGKILL)
         return result
+
+    def _note_state(self, step: int) -> None:
+        """Weights and moments as they stand after `step`."""
+        if not self._job.states:
+            return
+        for name, weight in self._engine.full_weights():
+            self.found[f"weight@{step}/{name}"] = weight.float().clone().numpy()
+        for name, moment in whole_moments(self._engine.state()).items():
+            self.found[f"moment@{step}/{name}"] = moment
+
+    def _weigh_gradients(self) -> None:
+        """After each backward pass too: what is on its way then may be gone when the norm is taken."""
+        engine: Any = self._engine
+        backward = engine._backward
+
+        def weighed(*arguments: Any) -> None:
+            backward(*arguments)
+            self._weigh()
+
+        engine._backward = weighed
+
+    def _weigh(self) -> None:
+        self.found["gradient bytes"] = max(self.found["gradient bytes"], gradient_bytes(self._engine))
 
     def evaluate(self, batches: Iterable[Batch]) -> Totals:
         return self._engine.evaluate(batches)
@@ -80,14 +110,12 @@ class WatchedEngine:
         self._engine.close()
 
     def conclude(self) -> dict[str, Any]:
-        """What was found, with the weights, the state's hash, bytes, settings and effects as they are now."""
+        """What was found, with the state's hash, bytes, settings and effects as they are now."""
         found = self.found
         found["state"] = state_hash(self._engine.state())
-        found["bytes"] = exchange(state_bytes(self._engine))
+        found["bytes"] = exchange(state_bytes(self._engine) | {"gradients": found.pop("gradient bytes")})
         found["settings"] = settings(self._engine)
         found["exchanges"] = self.exchanges.counted
-        for name, weight in self._engine.full_weights():
-            found[f"weight/{name}"] = weight.float().numpy()
         if self._job.effects:
             found["effects"] = measure_effects(self._engine, self._parts, self._last_batches)
         return found
@@ -138,6 +166,17 @@ def state_hash(state: EngineState) -> dict[str, str]:
     for name, kind, _, content in gathered:
         whole.setdefault(f"{name}|{kind}", hashlib.sha256()).update(content)
     return {key: digest.hexdigest() for key, digest in whole.items()}
+
+
+def whole_moments(state: EngineState) -> dict[str, np.ndarray]:
+    """ "moment/KIND/PARAMETER" -> its optimizer state, whole, put together from all ranks' slices."""
+    rows = [(s.name, s.kind, s.shape, s.offset, s.data.detach().float().cpu().numpy()) for s in state.slices]
+    whole: dict[str, np.ndarray] = {}
+    for name, kind, shape, offset, run in (row for rank_rows in exchange(rows) for row in rank_rows):
+        if kind not in ("weight", "buffer"):
+            target = whole.setdefault(f"{kind}/{name}", np.full(math.prod(shape), np.nan, dtype=np.float32))
+            target[offset : offset + len(run)] = run
+    return whole
 
 
 def _bytes(item: Slice) -> bytes:

@@ -12,9 +12,14 @@ JOB = "job.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What a certify rank is to note. `plant`: package.module:function called first, by the tests of the claims."""
+    """What a certify rank is to note.
+
+    gradients_at: steps whose whole gradients are kept. states: weights and moments, at the start and after each step.
+    plant: package.module:function called first, by the tests of the claims.
+    """
 
     gradients_at: tuple[int, ...] = ()
+    states: bool = False
     kill_after: int | None = None
     effects: bool = False
     plant: str | None = None

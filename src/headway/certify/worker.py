@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from headway.certify.outcome import OUTCOME, write_outcome
+from headway.certify.outcome import OUTCOME, read_outcome, write_outcome
 from headway.certify.reference import run_reference
-from headway.certify.run import REFERENCE
+from headway.certify.run import MAIN, REFERENCE
 from headway.certify.watching import WatchedSession
 from headway.certify.watching_job import Job
 from headway.plan.files import read_plan
@@ -25,7 +25,8 @@ def _work(run: RunDir, signals: StopSignals) -> None:
         import torch
 
         torch.set_num_threads(1)
-        write_outcome(run.path / OUTCOME, run_reference(read_plan(run.plan), job.gradients_at))
+        engine = read_outcome(run.path.parent / MAIN / OUTCOME)
+        write_outcome(run.path / OUTCOME, run_reference(read_plan(run.plan), engine))
         return
     if job.plant:
         load_object(job.plant, "plant")()

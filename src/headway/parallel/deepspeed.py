@@ -204,11 +204,21 @@ class _FlatPartition(_ZeroPartition):
     norm_method = "scaled_global_norm"
 
     def _materialise(self) -> None:
+        self._detach_flat_groups()
         # DeepSpeed links fragments to optimizer state after the first group's first step, when the other groups have
         # none yet, and never again: their moments would be missing from every checkpoint.
         materialise_state(self.torch_optimizer)
         self.engine.optimizer._hp_optimizer_states_linked = False
         self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _detach_flat_groups(self) -> None:
+        """Before 0.19 the flat weights carry autograd history, and torch refuses to gather into them."""
+        optimizer = self.engine.optimizer
+        for index, flat in enumerate(optimizer.bit16_groups_flat):
+            if flat.requires_grad:
+                optimizer.bit16_groups_flat[index] = flat.detach()
+                parts = optimizer.get_data_parallel_partitions(optimizer.bit16_groups_flat[index], index)
+                optimizer.parallel_partitioned_bit16_groups[index] = parts
 
     def slices(self) -> Iterator[Slice]:
         rank, size = world()
