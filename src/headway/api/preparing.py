@@ -94,8 +94,8 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
 def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
     """A model from scratch takes its special token ids from the tokenizer: generation ends where documents ended.
 
-    No pad id: transformers makes it the embedding's padding_idx, and torch never trains that row. Where the pad token is
-    the end token, the border of every document would stay as it was drawn.
+    No pad id: transformers makes it the embedding's padding_idx, and torch never trains that row. Where the pad token
+    is the end token, the border of every document would stay as it was drawn.
     """
     vocabulary = read_vocabulary(tokenizer)
     return model_config | {"bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "pad_token_id": None}
