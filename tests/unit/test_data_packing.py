@@ -9,7 +9,7 @@ import pytest
 
 from fakes.corpora import prose, store_of
 from headway.data import packing
-from headway.data.packing import Layout, document_order, open_index, truncated
+from headway.data.packing import Layout, Losses, document_order, losses, open_index, targets
 from headway.data.seam import IGNORE, Sample
 from headway.data.store import TokenStore, open_split
 
@@ -108,8 +108,8 @@ def test_without_packing_a_window_is_one_document_cut_off(store: Path) -> None:
         lost += max(0, len(tokens) - 16)
     cut = sum(len(opened.document(number)) > 16 for number in order)
     assert cut > 2
-    assert truncated(opened, Layout("train", 16, False)) == (cut, lost)
-    assert truncated(opened, Layout("train", 16, True)) == (0, 0)
+    assert losses(opened, Layout("train", 16, False)) == Losses(cut, lost)
+    assert losses(opened, Layout("train", 16, True)) == Losses(0, 0)
 
 
 def test_the_order_of_documents_is_mixed_and_follows_the_store(store: Path) -> None:
@@ -124,7 +124,8 @@ def test_targets_are_counted(store: Path) -> None:
     for packed in (True, False):
         windows = open_split(store, "train", 16, packed)
         counted = sum(int((windows[number].labels != IGNORE).sum()) for number in range(len(windows)))
-        assert open_index(TokenStore(store), Layout("train", 16, packed)).targets == counted
+        opened = TokenStore(store)
+        assert targets(opened, open_index(opened, Layout("train", 16, packed))) == counted
 
 
 def test_the_index_is_kept_and_read_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

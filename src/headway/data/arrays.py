@@ -6,9 +6,11 @@
     bytes.npy            int64 [documents]: UTF-8 bytes of its text
     source.npy           uint16 [documents]: which source it came from
     split.npy            uint8 [documents]: 0 train, 1 held out
+    mask-NNNNN.bin       chats: uint8 beside each token of the file of that number, 1 where it is learnt
+    label.npy            labelled texts: int32 [documents], a place in the manifest's labels
     index-*.npy          windows, made when first asked for (headway.data.packing)
 
-A document is [begin] tokens [end]. Format 1 holds no loss mask; a later format may add arrays.
+A document is [begin] tokens [end], or a chat as its template renders it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from headway.data.manifest import FORMAT, MANIFEST, ArrayFile, Manifest
+from headway.data.manifest import FORMATS, MANIFEST, ArrayFile, Manifest
 from headway.errors import DataError
 
 TRAIN, EVAL = 0, 1
@@ -48,17 +50,20 @@ class TokenStore:
         self.offsets = self._map("offsets")
         # Where each token file begins, counted over all of them.
         self.starts = np.cumsum([0] + [file.items for file in self.manifest.tokens])[:-1].tolist()
-        self.shards = [self._map_tokens(file) for file in self.manifest.tokens]
+        self.shards = [self._map_bare(file, self.manifest.dtype) for file in self.manifest.tokens]
+        # Beside each token file, 1 where a token is learnt; [] where all are.
+        self.masks = [self._map_bare(file, "u1") for file in self.manifest.masks]
+        self.labels = self._map("label") if "label" in self.manifest.arrays else None
 
     def _files(self) -> list[ArrayFile]:
-        return [*self.manifest.tokens, *self.manifest.arrays.values()]
+        return [*self.manifest.tokens, *self.manifest.masks, *self.manifest.arrays.values()]
 
     def _map(self, name: str) -> np.ndarray:
         return np.asarray(np.load(self.path / self.manifest.arrays[name].file, mmap_mode="r"))
 
-    def _map_tokens(self, file: ArrayFile) -> np.ndarray:
+    def _map_bare(self, file: ArrayFile, dtype: str) -> np.ndarray:
         # A plain array over the mapping: slicing np.memmap itself costs microseconds.
-        return np.asarray(np.memmap(self.path / file.file, dtype=self.manifest.dtype, mode="r"))
+        return np.asarray(np.memmap(self.path / file.file, dtype=dtype, mode="r"))
 
     def documents(self, split: Split) -> np.ndarray:
         """Numbers of the split's documents, int64, in stored order."""
@@ -69,6 +74,31 @@ class TokenStore:
         first, end = int(self.offsets[number]), int(self.offsets[number + 1])
         shard = int(np.searchsorted(self.starts, first, side="right")) - 1
         return self.shards[shard][first - self.starts[shard] : end - self.starts[shard]]
+
+    def learnt(self, number: int) -> np.ndarray:
+        """uint8, 1 where a token of the document is learnt."""
+        first, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        if not self.masks:
+            return np.ones(end - first, dtype=np.uint8)
+        shard = int(np.searchsorted(self.starts, first, side="right")) - 1
+        return self.masks[shard][first - self.starts[shard] : end - self.starts[shard]]
+
+    def learnt_counts(self, first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """int64: how many tokens of each run of `lengths` from token `first` on are learnt; no run crosses a file."""
+        if not self.masks:
+            return lengths
+        counts = np.zeros(len(first), dtype=np.int64)
+        shards = np.searchsorted(self.starts, first, side="right") - 1
+        for number, mask in enumerate(self.masks):
+            mine = np.flatnonzero((shards == number) & (lengths > 0))
+            mine = mine[np.argsort(first[mine])]
+            begin = first[mine] - self.starts[number]
+            # reduceat sums from each border to the next: every second sum is a run's, the others are of the short gaps
+            # between runs in order. One zero more ends the last run.
+            borders = np.stack([begin, begin + lengths[mine]], axis=1).ravel()
+            if len(mine):
+                counts[mine] = np.add.reduceat(np.append(mask, 0), borders, dtype=np.int64)[::2]
+        return counts
 
     def document_bytes(self, split: Split) -> np.ndarray:
         """UTF-8 bytes of each of the split's documents."""
@@ -93,9 +123,9 @@ def _read_manifest(path: Path) -> Manifest:
     if not file.is_file():
         raise DataError(f"there is no complete token store at {path}", fix="build it: headway data build RUN.yaml")
     content = json.loads(file.read_text(encoding="utf-8"))
-    if content.get("format") != FORMAT:
+    if content.get("format") not in FORMATS:
         raise DataError(
-            f"token store {path} has format {content.get('format')}, this version reads {FORMAT}",
+            f"token store {path} has format {content.get('format')}, this version reads up to {max(FORMATS)}",
             fix="build it again with this version: headway data build RUN.yaml",
         )
     try:

@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headway.data.holdout import held_out
-from headway.data.manifest import FORMAT, MANIFEST, content_hash
+from headway.data.labels import Labels
+from headway.data.manifest import FORMAT, MANIFEST, TEXT_FORMAT, content_hash
+from headway.data.reading import Reading
 from headway.data.work import SHOWN_PLACES, TaskResult, WorkSpec, task_file
 from headway.errors import DataError, Problem
 
@@ -28,6 +30,8 @@ class Assembled:
     """The store's parts on the disk, and what the tasks said."""
 
     tokens: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    masks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    labels: Labels = field(default_factory=Labels)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     documents: np.ndarray = field(default_factory=lambda: np.empty(0))
     is_eval: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -37,12 +41,14 @@ class Assembled:
     gzip_of_bytes: int = 0
     gzip_bytes: int = 0
     spares: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    remarks: Counter[str] = field(default_factory=Counter[str])
 
     def count(self, result: TaskResult) -> None:
         self.skipped.update(result.skipped)
         for reason, places in result.skipped_at.items():
             known = self.skipped_at.setdefault(reason, [])
             known += places[: SHOWN_PLACES - len(known)]
+        self.remarks.update(result.remarks)
         self.repaired += result.repaired
         self.gzip_of_bytes += result.gzip_of_bytes
         self.gzip_bytes += result.gzip_bytes
@@ -54,23 +60,11 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
     """Append each task's tokens as it comes, in order, then write the arrays over all documents.
 
     Raises:
-        DataError: with the problems of the tasks that have any, or where no document is left to train on.
+        DataError: with the problems of the tasks that have any, where no document is left to train on, or of labels
+            that cannot be learnt.
     """
     done = Assembled()
-    tables: list[np.ndarray] = []
-    with _TokenWriter(folder, np.dtype(spec.dtype)) as writer:
-        for result in results:
-            if result.problems:
-                raise DataError(problems=result.problems)
-            tokens, documents = (task_file(spec, result.number, kind) for kind in ("tokens", "documents.npy"))
-            tables.append(np.load(documents))
-            writer.append(tokens)
-            tokens.unlink()
-            documents.unlink()
-            done.count(result)
-        writer.finish()
-        done.tokens = writer.files
-    done.documents = np.concatenate(tables) if tables else np.empty(0, dtype=np.int64)
+    _append_tasks(spec, results, folder, done)
     if not len(done.documents):
         raise DataError(problems=[_nothing_left(done, "holds no document")])
     of_eval_source = done.documents["source_is_eval"]
@@ -84,8 +78,40 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
         "source": done.documents["source"].astype("<u2"),
         "split": done.is_eval.astype("u1"),
     }
+    if Reading(**spec.reading).kind == "labelled":
+        arrays["label"] = done.labels.settle(done.documents["label"], done.is_eval)
     done.arrays = {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
     return done
+
+
+def _append_tasks(spec: WorkSpec, results: Iterable[TaskResult], folder: Path, done: Assembled) -> None:
+    """Fill `done` with the tasks' files and counts; the label of a document becomes a number over all tasks."""
+    tables: list[np.ndarray] = []
+    with (
+        _ArrayWriter(folder, "tokens", np.dtype(spec.dtype)) as tokens,
+        _ArrayWriter(folder, "mask", np.dtype("u1")) as masks,
+    ):
+        for result in results:
+            if result.problems:
+                raise DataError(problems=result.problems)
+            documents = task_file(spec, result.number, "documents.npy")
+            table = np.load(documents)
+            table["label"] = done.labels.join(result.labels, table["label"])
+            tables.append(table)
+            for kind, writer in (("tokens", tokens), ("learnt", masks)):
+                path = task_file(spec, result.number, kind)
+                if path.is_file():
+                    writer.append(path)
+                    path.unlink()
+            documents.unlink()
+            done.count(result)
+            if tokens.size_bytes >= SHARD_BYTES:  # a task never straddles two files, nor do its masks
+                tokens.finish()
+                masks.finish()
+        tokens.finish()
+        masks.finish()
+        done.tokens, done.masks = tokens.files, masks.files
+    done.documents = np.concatenate(tables) if tables else np.empty(0, dtype=np.int64)
 
 
 def _nothing_left(done: Assembled, rule: str) -> Problem:
@@ -94,17 +120,17 @@ def _nothing_left(done: Assembled, rule: str) -> Problem:
     return Problem("data.train", f"{rule} ({reasons or 'no records'} left out)", fix=fix)
 
 
-class _TokenWriter:
-    """Token files of about SHARD_BYTES, hashed while they are written; a task never straddles two."""
+class _ArrayWriter:
+    """Files `stem`-NNNNN.bin, hashed while they are written."""
 
-    def __init__(self, folder: Path, dtype: np.dtype):
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path, stem: str, dtype: np.dtype):
+        self.folder, self.stem, self.dtype = folder, stem, dtype
         self.files: list[dict[str, Any]] = []
+        self.size_bytes = 0  # of the file in hand
         self._out: BinaryIO | None = None
         self._hash = hashlib.sha256()
-        self._size = 0
 
-    def __enter__(self) -> _TokenWriter:
+    def __enter__(self) -> _ArrayWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,21 +139,19 @@ class _TokenWriter:
 
     @property
     def _name(self) -> str:
-        return f"tokens-{len(self.files):05d}.bin"
+        return f"{self.stem}-{len(self.files):05d}.bin"
 
     def append(self, path: Path) -> None:
         if path.stat().st_size == 0:
             return
         if self._out is None:
             self._out = (self.folder / self._name).open("wb")
-            self._hash, self._size = hashlib.sha256(), 0
+            self._hash, self.size_bytes = hashlib.sha256(), 0
         with path.open("rb") as source:
             while block := source.read(_COPY_BYTES):
                 self._out.write(block)
                 self._hash.update(block)
-                self._size += len(block)
-        if self._size >= SHARD_BYTES:
-            self.finish()
+                self.size_bytes += len(block)
 
     def finish(self) -> None:
         """Close the file in hand, if any."""
@@ -135,8 +159,10 @@ class _TokenWriter:
             _settle(self._out)
             self._out.close()
             self._out = None
-            items, digest = self._size // self.dtype.itemsize, self._hash.hexdigest()
-            self.files.append({"file": self._name, "items": items, "size_bytes": self._size, "sha256": digest})
+            size, digest = self.size_bytes, self._hash.hexdigest()
+            items = size // self.dtype.itemsize
+            self.files.append({"file": self._name, "items": items, "size_bytes": size, "sha256": digest})
+            self.size_bytes = 0
 
 
 def _settle(out: BinaryIO) -> None:
@@ -172,8 +198,11 @@ def fill_manifest(done: Assembled, spec: WorkSpec) -> dict[str, Any]:
         notes.append(f"gzip -9 was measured on {sample_bytes} of {eval_bytes} held-out bytes and scaled up")
     if done.repaired:
         notes.append(f"{done.repaired} documents held lone surrogates, which are no characters: now U+FFFD")
-    return {
-        "format": FORMAT,
+    notes += [f"{count} documents {remark}" for remark, count in done.remarks.items()]
+    kind = Reading(**spec.reading).kind
+    more = {"kind": kind, "masks": done.masks, "labels": list(done.labels.names)} if kind != "text" else {}
+    return more | {
+        "format": TEXT_FORMAT if kind == "text" else FORMAT,
         "dtype": spec.dtype,
         "tokens": done.tokens,
         "arrays": done.arrays,

@@ -20,7 +20,8 @@ from headway.data.lock import only_builder
 from headway.data.raw import hash_raw
 from headway.data.room import room_for
 from headway.data.seam import DataSource, ProgressReporter, Skip
-from headway.data.sources import concrete, open_source
+from headway.data.shapes import ANY_SHAPE, identity
+from headway.data.sources import concrete, open_source, with_shape
 from headway.errors import DataError, ModelError, Problem
 from headway.units import format_bytes
 
@@ -50,7 +51,10 @@ class TrainingText:
     base: Path
 
     def open(self) -> list[tuple[SourceConfig, DataSource]]:
-        configs = [concrete(config, self.base, "data.train") for config in self.sources]
+        exact = [concrete(config, self.base, "data.train") for config in self.sources]
+        shapes = [ANY_SHAPE if config.shape == "auto" else (config.shape,) for config in exact]
+        pairs = zip(exact, shapes, strict=True)
+        configs = [with_shape(config, self.base, "data.train", accepted)[0] for config, accepted in pairs]
         return [(config, open_source(config, self.base, "data.train")) for config in configs]
 
 
@@ -91,7 +95,7 @@ def train_bpe(text: TrainingText, vocabulary: int, cache: Path, report: Progress
 
 def _folder(text: TrainingText, opened: list[tuple[SourceConfig, DataSource]], vocabulary: int, cache: Path) -> Path:
     raw = hash_raw([file for _, source in opened for file in source.files()], cache)
-    configs = [config.model_dump(mode="json", exclude={"paths"}) for config, _ in opened]
+    configs = [identity(config) for config, _ in opened]
     what = [BPE_VERSION, _SPLIT, raw.sha256, configs, text.eval_share, text.seed, vocabulary, SAMPLE_BYTES]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
     return cache / "tokenizers" / f"bpe-{vocabulary}-{key[:16]}"

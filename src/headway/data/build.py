@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from headway.data.arrays import is_complete
 from headway.data.assemble import assemble, fill_manifest, write_manifest
 from headway.data.crew import run_tasks
 from headway.data.lock import only_builder
-from headway.data.manifest import FORMAT
+from headway.data.manifest import FORMAT, TEXT_FORMAT
 from headway.data.raw import RawData, hash_raw
+from headway.data.reading import Reading
 from headway.data.room import room_for
 from headway.data.seam import DataSource, ProgressReporter, Silent
-from headway.data.sources import concrete, open_source
+from headway.data.shapes import Keys, expected, identity
+from headway.data.sources import concrete, open_source, with_shape
+from headway.data.templates import ChatTemplate, read_template
 from headway.data.vocabulary import Vocabulary, read_vocabulary
 from headway.data.work import Task, WorkSpec
 from headway.errors import DataError, Problem
@@ -40,7 +43,7 @@ class StoreRequest:
     with tokenizer.json (see prepare_tokenizer). cache: where stores are kept; it and the sources' paths are relative to
     `base`, the run file's folder. workers: processes; None leaves it to the size of the data. seed: of the held-out
     split, not of the run: runs of several seeds are judged on the same documents. min_tokens: shorter documents are
-    left out.
+    left out. reading: what the task makes of the records.
     """
 
     sources: tuple[SourceConfig, ...]
@@ -51,6 +54,7 @@ class StoreRequest:
     workers: int | None = None
     seed: int = 0
     min_tokens: int = 1
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def eval_share(self) -> float:
@@ -66,9 +70,11 @@ class Survey:
     """A request looked up: what there is to read, and the name of the store that follows from it.
 
     sources: (key in the run file, concrete config, source) each; those from `first_eval` on are held out as a whole.
+    shapes: what the first records were, in words.
     """
 
     sources: tuple[tuple[str, SourceConfig, DataSource], ...]
+    shapes: tuple[str, ...]
     first_eval: int
     raw: RawData
     vocabulary: Vocabulary
@@ -77,19 +83,31 @@ class Survey:
     folder: Path
 
 
-def open_sources(request: StoreRequest) -> tuple[tuple[str, SourceConfig, DataSource], ...]:
+@dataclass(frozen=True)
+class Opened:
+    """A source at hand: its key in the run file, its concrete config, and what its first records were, in words."""
+
+    key: str
+    config: SourceConfig
+    source: DataSource
+    shape: str = ""
+
+
+def open_sources(request: StoreRequest) -> tuple[Opened, ...]:
     """Every source of a request, the held-out one last. Raises DataError with the problems of all of them."""
     asked = [("data.train", config) for config in request.sources]
     if isinstance(request.eval, SourceConfig):
         asked.append(("data.eval", request.eval))
-    opened: list[tuple[str, SourceConfig, DataSource]] = []
+    opened: list[Opened] = []
     problems: list[Problem] = []
     for key, config in asked:
         try:
             exact = concrete(config, request.base, key)
+            exact, found = with_shape(exact, request.base, key, request.reading.shapes)
             source = open_source(exact, request.base, key)
             source.shards()
-            opened.append((key, exact, source))
+            seen = f"{key} holds {expected(exact.shape, Keys.of(exact, key))}; read off {found.where}" if found else ""
+            opened.append(Opened(key, exact, source, seen))
         except DataError as error:
             problems += error.problems or [Problem(key, str(error))]
     if problems:
@@ -100,18 +118,36 @@ def open_sources(request: StoreRequest) -> tuple[tuple[str, SourceConfig, DataSo
 def survey(request: StoreRequest) -> Survey:
     """Look up the sources and the tokenizer, and hash the raw files that are not known yet."""
     vocabulary = read_vocabulary(request.base / request.tokenizer)
-    sources = open_sources(request)
-    raw = hash_raw([file for _, _, source in sources for file in source.files()], request.cache_folder)
-    settings = {
-        "sources": [[key, config.model_dump(mode="json", exclude={"paths"})] for key, config, _ in sources],
+    opened = open_sources(request)
+    raw = hash_raw([file for each in opened for file in each.source.files()], request.cache_folder)
+    settings: dict[str, Any] = {
+        "sources": [[each.key, identity(each.config)] for each in opened],
         "eval_share": request.eval_share,
         "seed": request.seed,
         "min_tokens": request.min_tokens,
     }
-    what = [FORMAT, raw.sha256, vocabulary.sha256, vocabulary.begin, vocabulary.end, settings]
+    shapes = [each.shape for each in opened if each.shape]
+    is_text = request.reading.kind == "text"
+    if not is_text:
+        settings |= {"reading": asdict(request.reading)}
+    if request.reading.kind == "chat":
+        template = read_template(vocabulary.folder)
+        settings |= {"template": template.sha256 if template else None}
+        shapes.append(_template_words(template))
+    form = TEXT_FORMAT if is_text else FORMAT
+    what = [form, raw.sha256, vocabulary.sha256, vocabulary.begin, vocabulary.end, settings]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
     folder = request.cache_folder / f"store-{key[:16]}"
-    return Survey(sources, len(request.sources), raw, vocabulary, settings, key, folder)
+    sources = tuple((each.key, each.config, each.source) for each in opened)
+    return Survey(sources, tuple(shapes), len(request.sources), raw, vocabulary, settings, key, folder)
+
+
+def _template_words(template: ChatTemplate | None) -> str:
+    if template is None:
+        return "the tokenizer has no chat template: each response follows its prompt plainly"
+    how = "marked by the chat template" if template.is_marked else "found by rendering each chat up to it"
+    date = "; the template writes the date of the day into each chat" if template.writes_the_date else ""
+    return f"what the assistant wrote is {how}{date}"
 
 
 def find_store(request: StoreRequest) -> Path | None:
@@ -176,10 +212,11 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
             "end": found.vocabulary.end,
         },
         "settings": found.settings,
+        "shapes": list(found.shapes),
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(part, manifest)
-    for note in manifest["notes"]:
+    for note in [*manifest["shapes"], *manifest["notes"]]:
         report.note(note)
 
 
@@ -223,4 +260,5 @@ def _spec(request: StoreRequest, found: Survey, part: Path) -> WorkSpec:
         end=found.vocabulary.end,
         dtype="<u2" if found.vocabulary.size <= 2**16 else "<u4",
         out=str(part.resolve()),
+        reading=asdict(request.reading),
     )

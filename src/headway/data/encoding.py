@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,15 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A run of tokens, and of each document that ends in it: where (behind its last token), and its whole length."""
+    """A run of tokens, and of each document that ends in it: where (behind its last token), and its whole length.
+
+    learnt: uint8 beside the tokens, 1 where one is learnt; None where all are.
+    """
 
     tokens: np.ndarray
     ends: list[int]
     lengths: list[int]
+    learnt: np.ndarray | None = None
 
 
 class Encoder:
@@ -72,7 +76,7 @@ class Encoder:
         self._last: list[bool] = []  # whether a part ends its document
         self._characters = 0
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, spans: Sequence[tuple[int, int]] | None = None) -> None:
         parts = list(cut_parts(text, self.tokenizer))
         self._parts.extend(parts)
         self._last.extend([False] * (len(parts) - 1) + [True])
@@ -105,6 +109,66 @@ class Encoder:
                     lengths.append(length)
                     length = 0
             yield Encoded(np.array(tokens, dtype=self.dtype), ends, lengths)
+
+
+class SpanEncoder:
+    """Encodes texts of which some characters are learnt; each text whole, for only so are its tokens' places known.
+
+    ends: a begin and an end token to put around each text; the end token is learnt where the text's last one is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: tuple[int, int] | None, dtype: np.dtype):
+        self.tokenizer, self.ends, self.dtype = tokenizer, ends, dtype
+        self._texts: list[str] = []
+        self._spans: list[Sequence[tuple[int, int]]] = []
+        self._characters = 0
+
+    def add(self, text: str, spans: Sequence[tuple[int, int]] | None = None) -> None:
+        self._texts.append(text)
+        self._spans.append(((0, len(text)),) if spans is None else spans)
+        self._characters += len(text)
+
+    @property
+    def full(self) -> bool:
+        return self._characters >= BATCH_CHARACTERS
+
+    def flush(self) -> Iterator[Encoded]:
+        """All texts since the last flush, in batches."""
+        texts, spans = self._texts, self._spans
+        self._texts, self._spans, self._characters = [], [], 0
+        for first, end in _batches(texts):
+            encoded = self.tokenizer.encode_batch(texts[first:end], add_special_tokens=False)
+            parts = [
+                self._framed(np.array(one.ids, dtype=self.dtype), _learnt(one.offsets, mine))
+                for one, mine in zip(encoded, spans[first:end], strict=True)
+            ]
+            lengths = [len(tokens) for tokens, _ in parts]
+            yield Encoded(
+                np.concatenate([tokens for tokens, _ in parts]),
+                np.cumsum(lengths).tolist(),
+                lengths,
+                np.concatenate([learnt for _, learnt in parts]),
+            )
+
+    def _framed(self, tokens: np.ndarray, learnt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.ends is None:
+            return tokens, learnt
+        begin, end = (np.array([token], dtype=self.dtype) for token in self.ends)
+        closes = learnt[-1:] if len(learnt) else np.zeros(1, dtype=np.uint8)
+        return np.concatenate([begin, tokens, end]), np.concatenate([np.zeros(1, dtype=np.uint8), learnt, closes])
+
+
+def _learnt(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """uint8 [tokens]: 1 from the first to the last token that shares a character with a span."""
+    learnt = np.zeros(len(offsets), dtype=np.uint8)
+    if not len(offsets):
+        return learnt
+    places = np.array(offsets, dtype=np.int64)
+    for first, end in spans:
+        touching = np.flatnonzero((places[:, 0] < end) & (places[:, 1] > first) & (places[:, 1] > places[:, 0]))
+        if len(touching):
+            learnt[touching[0] : touching[-1] + 1] = 1
+    return learnt
 
 
 def _batches(parts: list[str]) -> Iterator[tuple[int, int]]:

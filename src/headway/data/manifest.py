@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FORMAT = 1
+# Stores of plain text are written in format 1, which holds no masks or labels; both formats are read.
+FORMAT, TEXT_FORMAT = 2, 1
+FORMATS = (TEXT_FORMAT, FORMAT)
 MANIFEST = "manifest.json"
+Kind = Literal["text", "chat", "labelled"]
 
 
 class Part(BaseModel):
@@ -42,7 +45,9 @@ class Manifest(Part):
 
     eval_gzip_bytes: `gzip -9` of each held-out document alone, scaled up from eval_gzip_of_bytes of their text.
     skipped: reason -> count; skipped_at: the first places of each. repaired: documents in which lone surrogates became
-    U+FFFD. seconds: what the build took.
+    U+FFFD. seconds: what the build took. kind: what a document is. masks: of a chat store, beside each token file, 1
+    where a token is learnt. labels: of a labelled store, the names behind the array `label`. shapes: what the first
+    records of each source were.
     """
 
     format: int
@@ -63,6 +68,10 @@ class Manifest(Part):
     notes: tuple[str, ...]
     settings: dict[str, Any]
     seconds: float
+    kind: Kind = "text"
+    masks: tuple[ArrayFile, ...] = ()
+    labels: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
 
 
 def content_hash(manifest: dict[str, Any]) -> str:
@@ -71,4 +80,6 @@ def content_hash(manifest: dict[str, Any]) -> str:
     arrays += [f"{name} {file['sha256']}" for name, file in sorted(manifest["arrays"].items())]
     tokenizer = manifest["tokenizer"]
     what = [manifest["format"], manifest["dtype"], tokenizer["sha256"], tokenizer["begin"], tokenizer["end"], arrays]
+    if manifest["format"] != TEXT_FORMAT:
+        what += [manifest["kind"], [file["sha256"] for file in manifest["masks"]], list(manifest["labels"])]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()

@@ -1,24 +1,32 @@
 """Documents to windows of fixed length, by an index of fragments beside the token store.
 
-Packed: the documents of a split stand in one line, in an order drawn from the store's hash, and the line is cut every
-`sequence` tokens. Unpacked: a window for each document, cut off after `sequence` tokens. A fragment is a run of one
-document in one window. Its positions start at 0, for attention reaches no further back than the fragment.
+packed: the documents of a split stand in one line, in an order drawn from the store's hash, and the line is cut every
+`sequence` tokens. single: a window for each document, cut off after `sequence` tokens. best_fit (chats): as single, but
+windows hold several whole documents, each put where it leaves the least room. A fragment is a run of one document in
+one window. Its positions start at 0, for attention reaches no further back than the fragment.
+
+A chat of which nothing within `sequence` tokens is learnt is left out: its loss would be a calm 0 of nothing.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from headway.data.arrays import Split, TokenStore
+from headway.data.best_fit import best_fit
+from headway.data.manifest import Kind
 from headway.data.order import windows_at
 from headway.data.seam import IGNORE, Sample
 
 _INDEX_VERSION = 1
+How = Literal["packed", "single", "best_fit"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,14 @@ class Layout:
     sequence: int
     packing: bool
 
-    @property
-    def stem(self) -> str:
-        return f"index-v{_INDEX_VERSION}-{self.split}-{self.sequence}-{'packed' if self.packing else 'single'}"
+    def how(self, kind: Kind) -> How:
+        """The layout that a store of this kind gets: a chat is never cut in two, a labelled text stands alone."""
+        if not self.packing or kind == "labelled":
+            return "single"
+        return "best_fit" if kind == "chat" else "packed"
+
+    def stem(self, kind: Kind) -> str:
+        return f"index-v{_INDEX_VERSION}-{self.split}-{self.sequence}-{self.how(kind)}"
 
 
 @dataclass(frozen=True)
@@ -44,18 +57,15 @@ class Index:
     fragments: np.ndarray
     windows: np.ndarray
 
-    @property
-    def targets(self) -> int:
-        """Positions that have a token to predict: all but each document's last."""
-        return int(self.fragments[:, 1].sum() - self.fragments[:, 2].sum())
-
 
 class Windows:
     """A SampleSource over a store and an index. Holds no state of its own: any thread may read."""
 
     def __init__(self, store: TokenStore, index: Index):
         self.store, self.index = store, index
-        self._shards, self._starts = store.shards, store.starts
+        self._shards, self._masks, self._starts = store.shards, store.masks, store.starts
+        self._classes = store.labels
+        self._closing = store.manifest.tokenizer.end
         self._windows, self._fragments = index.windows, index.fragments
         longest = int(index.fragments[:, 1].max()) if len(index.fragments) else 0
         self._count = np.arange(longest, dtype=np.int32)
@@ -80,10 +90,21 @@ class Windows:
             labels[at : end - ends] = content[first + 1 : first + 1 + length - ends]
             if ends:
                 labels[end - 1] = IGNORE
+            if self._masks:
+                learnt = self._masks[shard][first + 1 : first + 1 + length - ends]
+                labels[at : end - ends][learnt == 0] = IGNORE
             positions[at:end] = self._count[:length]
             documents[at:end] = number
             at = end
-        return Sample(index, tokens, labels, positions, documents)
+        if self._classes is None:
+            return Sample(index, tokens, labels, positions, documents)
+        # One text with its class: no position predicts a token, and a text that is cut ends as a whole one does.
+        start, _, ends = fragments[0]
+        if not ends:
+            tokens[-1] = self._closing
+        labels[:] = IGNORE
+        number = int(np.searchsorted(self.store.offsets, start, side="right")) - 1
+        return Sample(index, tokens, labels, positions, documents, int(self._classes[number]))
 
 
 def open_windows(store: TokenStore, layout: Layout) -> Windows:
@@ -92,15 +113,24 @@ def open_windows(store: TokenStore, layout: Layout) -> Windows:
 
 
 def open_index(store: TokenStore, layout: Layout) -> Index:
-    fragments, windows = (store.path / f"{layout.stem}.{name}.npy" for name in ("fragments", "windows"))
-    if not windows.is_file():
-        index = _packed(store, layout) if layout.packing else _single(store, layout)
-        try:
-            _save(fragments, index.fragments)
-            _save(windows, index.windows)  # last: where it stands, the other does
-        except (PermissionError, OSError):
-            return index  # a store that may only be read: the index costs a second, not a failure
-    return Index(np.asarray(np.load(fragments, mmap_mode="r")), np.asarray(np.load(windows, mmap_mode="r")))
+    stem = layout.stem(store.manifest.kind)
+    fragments, windows = (store.path / f"{stem}.{name}.npy" for name in ("fragments", "windows"))
+    if windows.is_file():
+        return Index(np.asarray(np.load(fragments, mmap_mode="r")), np.asarray(np.load(windows, mmap_mode="r")))
+    how = layout.how(store.manifest.kind)
+    index = Index(*(_packed(store, layout) if how == "packed" else _whole(store, layout, how)))
+    with suppress(OSError):  # a store that may only be read: the index costs a second, not a failure
+        _save(fragments, index.fragments)
+        _save(windows, index.windows)  # last: where it stands, the other does
+    return index
+
+
+def targets(store: TokenStore, index: Index) -> int:
+    """What is learnt from: each labelled text; else every position with a learnt token behind it in its document."""
+    fragments = index.fragments
+    if store.labels is not None:
+        return len(fragments)
+    return int(store.learnt_counts(fragments[:, 0] + 1, fragments[:, 1] - fragments[:, 2]).sum())
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -121,7 +151,7 @@ def document_order(store: TokenStore, split: Split) -> np.ndarray:
     return documents[windows_at(int(store.manifest.hash[:16], 16), 0, len(documents), len(documents))]
 
 
-def _packed(store: TokenStore, layout: Layout) -> Index:
+def _packed(store: TokenStore, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     order = document_order(store, layout.split)
     first = store.offsets[order]
     lengths = store.offsets[order + 1] - first
@@ -139,22 +169,48 @@ def _packed(store: TokenStore, layout: Layout) -> Index:
         ],
         axis=1,
     ).astype(np.int64)
-    return Index(fragments, np.append(np.searchsorted(starts, cuts), len(starts)).astype(np.int64))
+    return fragments, np.append(np.searchsorted(starts, cuts), len(starts)).astype(np.int64)
 
 
-def _single(store: TokenStore, layout: Layout) -> Index:
+def _whole(store: TokenStore, layout: Layout, how: How) -> tuple[np.ndarray, np.ndarray]:
+    """Documents cut off after `sequence` tokens, those with nothing to learn left out; one or several a window."""
     order = document_order(store, layout.split)
-    first = store.offsets[order]
-    lengths = store.offsets[order + 1] - first
-    kept = np.minimum(lengths, layout.sequence)
-    fragments = np.stack([first, kept, kept == lengths], axis=1).astype(np.int64)
-    return Index(fragments, np.arange(len(order) + 1, dtype=np.int64))
+    fragments = _cut_off(store, order, layout.sequence)
+    fragments = fragments[_teaches(store, fragments)]
+    if how == "single":
+        return fragments, np.arange(len(fragments) + 1, dtype=np.int64)
+    members, windows = best_fit(fragments[:, 1], layout.sequence)
+    return fragments[members], windows
 
 
-def truncated(store: TokenStore, layout: Layout) -> tuple[int, int]:
-    """(documents, tokens) that a layout without packing cuts off; (0, 0) with packing, which loses nothing."""
-    if layout.packing:
-        return 0, 0
-    lengths = np.diff(store.offsets)[store.documents(layout.split)]
-    over = lengths - layout.sequence
-    return int((over > 0).sum()), int(over[over > 0].sum())
+def _cut_off(store: TokenStore, documents: np.ndarray, sequence: int) -> np.ndarray:
+    first = store.offsets[documents]
+    lengths = store.offsets[documents + 1] - first
+    kept = np.minimum(lengths, sequence)
+    return np.stack([first, kept, kept == lengths], axis=1).astype(np.int64)
+
+
+def _teaches(store: TokenStore, fragments: np.ndarray) -> np.ndarray:
+    """bool: whether anything of a fragment is learnt. Of a text without a mask everything is, however short."""
+    if not store.masks:
+        return np.ones(len(fragments), dtype=bool)
+    return store.learnt_counts(fragments[:, 0] + 1, fragments[:, 1] - fragments[:, 2]) > 0
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a layout cuts off or leaves out. dropped: documents of which nothing learnt would be left."""
+
+    documents: int
+    tokens: int
+    dropped: int = 0
+
+
+def losses(store: TokenStore, layout: Layout) -> Losses:
+    """Documents longer than a window: cut off, or left out; nothing of either where documents may span windows."""
+    if layout.how(store.manifest.kind) == "packed":
+        return Losses(0, 0)
+    documents = store.documents(layout.split)
+    teaches = _teaches(store, _cut_off(store, documents, layout.sequence))
+    over = (np.diff(store.offsets)[documents] - layout.sequence)[teaches]
+    return Losses(int((over > 0).sum()), int(over[over > 0].sum()), int((~teaches).sum()))

@@ -1,4 +1,4 @@
-"""Sources of records with a text field: JSON lines, CSV and Parquet."""
+"""Sources of records, of any of the shapes of headway.data.shapes: JSON lines, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -12,25 +12,39 @@ from typing import Any
 
 from headway.data.files import FileSource
 from headway.data.seam import Document, Skip
+from headway.data.shapes import TEXT, Keys, columns, every_column, readable
 from headway.errors import DataError, Problem
 
 JSONL_SHARD_BYTES = 2**20
+ROWS_AT_ONCE = 1024  # of a Parquet file
 
 
 class RecordSource(FileSource):
-    """Records as mappings; a document is the text under `text_key`."""
+    """Records as mappings. A document is the text under `text_key`, or the whole record where it has another shape."""
+
+    @property
+    def keys(self) -> Keys:
+        return Keys.of(self.config, self.key)
+
+    def first_records(self) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        """Records of the first shards, with everything that any shape may read."""
+        for shard in self.shards():
+            yield from self.records(shard)
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         """(where, record) of each record, in order, or what is wrong with it."""
         raise NotImplementedError
 
     def documents(self, shard: str) -> Iterator[Document | Skip]:
-        key = self.config.text_key
+        key, shape = self.config.text_key, self.config.shape
         for item in self.records(shard):
             if isinstance(item, Skip):
                 yield item
                 continue
             where, record = item
+            if shape not in ("auto", TEXT):
+                yield Document(readable(record, shape, self.keys), where, record=record)
+                continue
             text = record.get(key)
             if isinstance(text, str):
                 yield Document(text, where)
@@ -170,7 +184,7 @@ def _escaped(value: object) -> str:
 
 
 class Parquet(RecordSource):
-    """The column `text_key`, one row group a shard. Needs pyarrow (the extra `parquet`)."""
+    """The columns of its shape, one row group a shard. Needs pyarrow (the extra `parquet`)."""
 
     def shards(self) -> list[str]:
         return [f"{file.name}#{group}" for file in self.found for group in range(self._open(file.name).num_row_groups)]
@@ -180,19 +194,27 @@ class Parquet(RecordSource):
         return self._open(name).metadata.row_group(int(group)).total_byte_size
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        shape = self.config.shape
+        yield from self._rows(shard, columns(TEXT if shape == "auto" else shape, self.keys))
+
+    def first_records(self) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        for shard in self.shards():
+            yield from self._rows(shard, every_column(self.keys))
+
+    def _rows(self, shard: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         name, _, group = shard.rpartition("#")
         file = self._open(name)
         number = sum(file.metadata.row_group(g).num_rows for g in range(int(group)))
-        columns: list[str] = file.schema_arrow.names
-        key = self.config.text_key
-        if key not in columns:
-            rule = f"the file has no column {key!r}; its columns: {', '.join(map(repr, columns))}"
-            yield self.fault(name, f"no {key!r}", rule, f"name the text's column with {self.key}.text_key")
+        held: list[str] = file.schema_arrow.names
+        taken = [column for column in wanted if column in held]
+        if not taken:
+            rule = f"the file has no column {wanted[0]!r}; its columns: {', '.join(map(repr, held))}"
+            yield self.fault(name, f"no {wanted[0]!r}", rule, f"name the text's column with {self.key}.text_key")
             return
-        for batch in file.iter_batches(batch_size=1024, row_groups=[int(group)], columns=[key]):
-            for value in batch.column(0).to_pylist():
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[int(group)], columns=taken):
+            for row in batch.to_pylist():
                 number += 1
-                yield f"{name}:{number}", {key: value}
+                yield f"{name}:{number}", row
 
     def _open(self, name: str) -> Any:
         import pyarrow

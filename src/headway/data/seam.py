@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from headway.errors import Problem
 
 @dataclass(frozen=True)
 class Document:
-    """One document. `where` names it for a person: 'corpus/a.txt' or 'chats.jsonl:17'."""
+    """One document. `where` names it for a person: 'corpus/a.txt' or 'chats.jsonl:17'.
+
+    record: what it was read from, where that is more than a text (a chat, a label); see headway.data.shapes.
+    """
 
     text: str
     where: str
     source: int = 0
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class Silent:
         pass
 
 
+IGNORE = -100
+
+
 @dataclass(frozen=True)
 class Sample:
     """One packed window.
@@ -93,6 +100,7 @@ class Sample:
     labels:    int32 [n], the token to predict at each position, IGNORE where none (document end, masked)
     positions: int32 [n], restarting at 0 with each document
     documents: int32 [n], number of the document within the window; attention stays inside a number
+    label:     of a labelled text, the number of its class; else IGNORE
     A filler has n = 0: it is counted as nothing.
     """
 
@@ -101,9 +109,7 @@ class Sample:
     labels: np.ndarray
     positions: np.ndarray
     documents: np.ndarray
-
-
-IGNORE = -100
+    label: int = IGNORE
 
 
 class SampleSource(Protocol):

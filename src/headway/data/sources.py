@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from headway import registry
 from headway.config.schema import SourceConfig
 from headway.data.files import TextFiles
 from headway.data.paths import expand
-from headway.data.records import Csv, JsonLines, Parquet
+from headway.data.records import Csv, JsonLines, Parquet, RecordSource
 from headway.data.seam import DataSource, InputFile
+from headway.data.shapes import TEXT, Found, Keys, detect, expected
 from headway.data.synthetic import Synthetic
 from headway.errors import DataError, Problem
 
-__all__ = ["Csv", "JsonLines", "Parquet", "Synthetic", "TextFiles", "concrete", "open_source"]
+__all__ = ["Csv", "JsonLines", "Parquet", "Synthetic", "TextFiles", "concrete", "open_source", "with_shape"]
 
 KIND_OF_ENDING = {
     ".jsonl": "jsonl",
@@ -55,6 +57,33 @@ def concrete(config: SourceConfig, base: Path, key: str) -> SourceConfig:
     if problems:
         raise DataError(problems=problems)
     return config.model_copy(update={"kind": next(iter(by_kind))})
+
+
+def with_shape(
+    config: SourceConfig, base: Path, key: str, accepted: Sequence[str] = (TEXT,)
+) -> tuple[SourceConfig, Found | None]:
+    """A concrete source with `shape: auto` replaced by the accepted shape that its first records have, and where.
+
+    Raises:
+        DataError: the records (or plain text) are of no accepted shape; names the first and what would do.
+    """
+    if config.shape != "auto":
+        if config.shape in accepted:
+            return config, None
+        rule = f"is not what the task learns from: {', '.join(accepted)}"
+        raise DataError(problems=[Problem(f"{key}.shape", rule, config.shape, "remove it, or change the task")])
+    if ":" in config.kind:
+        return config, None  # a user's own source: each of its documents says what it is
+    source = open_source(config, base, key)
+    if isinstance(source, RecordSource):
+        found = detect(source.first_records(), accepted, source.keys)
+        shape = found.shape if found else accepted[0]
+        return config.model_copy(update={"shape": shape}), found
+    if TEXT not in accepted:
+        wanted = " or ".join(expected(shape, Keys.of(config, key)) for shape in accepted)
+        fix = "give a .jsonl, .csv or .parquet file of such records, or write task: causal_lm"
+        raise DataError(problems=[Problem(key, f"is plain text, but the task learns from {wanted}", fix=fix)])
+    return config.model_copy(update={"shape": TEXT}), None
 
 
 def open_source(config: SourceConfig, base: Path, key: str = "data.train") -> DataSource:

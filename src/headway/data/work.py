@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from headway.config.schema import SourceConfig
-from headway.data.encoding import Encoder
-from headway.data.holdout import document_hash, encode_text, threshold
+from headway.data.encoding import Encoder, SpanEncoder
+from headway.data.holdout import document_hash, threshold
+from headway.data.readers import ChatReader, Prepared, reader_for
+from headway.data.reading import Reading
 from headway.data.seam import DataSource, Document, ProgressReporter, Skip
+from headway.data.shapes import PAIR, BadRecord, Keys
 from headway.data.sources import open_source
 from headway.data.vocabulary import load_tokenizer
 from headway.errors import Problem
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 MANY_PROBLEMS = 20
 SHOWN_PLACES = 3
 
 DOCUMENT = np.dtype(
-    [("tokens", "<i8"), ("bytes", "<i8"), ("hash", "<u8"), ("source", "<u2"), ("source_is_eval", "?")],
+    [
+        ("tokens", "<i8"),
+        ("bytes", "<i8"),
+        ("hash", "<u8"),
+        ("source", "<u2"),
+        ("source_is_eval", "?"),
+        ("label", "<i4"),
+    ],
 )
 
 
@@ -35,7 +44,8 @@ class WorkSpec:
 
     sources: SourceConfigs as JSON with the key that errors name, all concrete. first_eval: the index from which on
     sources are held out as a whole. eval_share: held out of the others. gzip_share: of the held-out documents, those
-    whose compressed size is measured. begin, end: token ids around each document. dtype: of the tokens.
+    whose compressed size is measured. begin, end: token ids around each document. dtype: of the tokens. reading: the
+    fields of a Reading.
     """
 
     sources: tuple[tuple[str, dict[str, Any]], ...]
@@ -50,6 +60,7 @@ class WorkSpec:
     end: int
     dtype: str
     out: str
+    reading: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,8 @@ class Task:
 class TaskResult:
     """What became of a task. gzip_* cover the held-out documents that were compressed.
 
-    spare: (hash, bytes, gzip bytes) of the document that is held out where no other is.
+    spare: (hash, bytes, gzip bytes) of the document that is held out where no other is. remarks: what to say of how
+    many documents. labels: each label's first place, in the order of the numbers that the documents' rows hold.
     """
 
     number: int
@@ -76,6 +88,8 @@ class TaskResult:
     gzip_bytes: int = 0
     spare: tuple[int, int, int] | None = None
     problems: list[Problem] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter[str])
+    labels: dict[str, str] = field(default_factory=dict[str, str])
 
     def skip(self, reason: str, where: str) -> None:
         self.skipped[reason] += 1
@@ -85,13 +99,14 @@ class TaskResult:
 
     def to_json(self) -> dict[str, Any]:
         problems = [{**vars(p), "value": None if p.value is None else str(p.value)} for p in self.problems]
-        return {**vars(self), "skipped": dict(self.skipped), "problems": problems}
+        return {**vars(self), "skipped": dict(self.skipped), "remarks": dict(self.remarks), "problems": problems}
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> TaskResult:
         problems = [Problem(**problem) for problem in content["problems"]]
         spare = tuple(content["spare"]) if content["spare"] else None
-        return TaskResult(**content | {"problems": problems, "spare": spare, "skipped": Counter(content["skipped"])})
+        counters: dict[str, Any] = {name: Counter(content[name]) for name in ("skipped", "remarks")}
+        return TaskResult(**content | {"problems": problems, "spare": spare} | counters)
 
 
 def gzip_size(text: bytes) -> int:
@@ -105,19 +120,35 @@ class Workshop:
 
     def __init__(self, spec: WorkSpec):
         self.spec = spec
-        base = Path(spec.base)
-        self.sources: list[DataSource] = [
-            open_source(SourceConfig.model_validate(config), base, key) for key, config in spec.sources
-        ]
-        self.tokenizer = load_tokenizer(Path(spec.tokenizer))
-        # A document that spells out a special token, as text about tokenizers does, means its letters. Set here, before
-        # other threads use the tokenizer.
-        self.tokenizer.encode_special_tokens = True
+        base, folder = Path(spec.base), Path(spec.tokenizer)
+        configs = [(key, SourceConfig.model_validate(config)) for key, config in spec.sources]
+        self.sources: list[DataSource] = [open_source(config, base, key) for key, config in configs]
+        self.keys = [Keys.of(config, key) for key, config in configs]
+        self.skips_errors = [config.options.get("on_error") == "skip" for _, config in configs]
+        self.tokenizer = load_tokenizer(folder)
+        pairs_only = all(config.shape == PAIR for _, config in configs)
+        self.reader = reader_for(Reading(**spec.reading), folder, self.tokenizer, pairs_only=pairs_only)
+        # A document that spells out a special token, as text about tokenizers does, means its letters; a template
+        # means the token. Set here, before other threads use the tokenizer.
+        self.tokenizer.encode_special_tokens = not self.is_templated
+
+    @property
+    def is_templated(self) -> bool:
+        return isinstance(self.reader, ChatReader) and self.reader.template is not None
+
+    def encoder(self) -> Encoder | SpanEncoder:
+        """One for each task: it holds what is pending."""
+        begin, end, dtype = self.spec.begin, self.spec.end, np.dtype(self.spec.dtype)
+        if isinstance(self.reader, ChatReader):
+            return SpanEncoder(self.tokenizer, None if self.is_templated else (begin, end), dtype)
+        return Encoder(self.tokenizer, begin, end, dtype)
 
     def run(self, task: Task, report: ProgressReporter) -> TaskResult:
-        """Write the task's two files; stops early where there is much that must be put right first."""
-        with task_file(self.spec, task.number, "tokens").open("wb") as out:
-            share = _Share(self.spec, task.number, out, self.tokenizer)
+        """Write the task's files; stops early where there is much that must be put right first."""
+        with ExitStack() as files:
+            kinds = ("tokens", "learnt") if isinstance(self.reader, ChatReader) else ("tokens",)
+            outs = [files.enter_context(task_file(self.spec, task.number, kind).open("wb")) for kind in kinds]
+            share = _Share(self, task.number, outs)
             for index, shard in task.shards:
                 for item in self.sources[index].documents(shard):
                     share.take(item, index)
@@ -129,7 +160,7 @@ class Workshop:
 
 
 def task_file(spec: WorkSpec, number: int, kind: str) -> Path:
-    """Where a task leaves its `tokens` (a plain array) and `documents.npy` (of DOCUMENT)."""
+    """Where a task leaves its `tokens` and (chats) `learnt`, plain arrays, and `documents.npy` (of DOCUMENT)."""
     return Path(spec.out) / f"task-{number:06d}.{kind}"
 
 
@@ -137,7 +168,7 @@ def task_file(spec: WorkSpec, number: int, kind: str) -> Path:
 class _Pending:
     """A document that is being encoded."""
 
-    raw: bytes
+    prepared: Prepared
     where: str
     source: int
 
@@ -145,12 +176,13 @@ class _Pending:
 class _Share:
     """The documents of one task on their way from text to file."""
 
-    def __init__(self, spec: WorkSpec, number: int, out: BinaryIO, tokenizer: Tokenizer):
-        self.spec, self.out = spec, out
+    def __init__(self, shop: Workshop, number: int, outs: Sequence[BinaryIO]):
+        self.shop, self.spec, self.outs = shop, shop.spec, outs
         self.result = TaskResult(number)
-        self.encoder = Encoder(tokenizer, spec.begin, spec.end, np.dtype(spec.dtype))
+        self.encoder = shop.encoder()
         self.pending: deque[_Pending] = deque()
-        self.rows: list[tuple[int, int, int, int, bool]] = []
+        self.rows: list[tuple[int, int, int, int, bool, int]] = []
+        self.numbers: dict[str, int] = {}  # of the labels
         self.held_out = 0
         self.lowest: tuple[int, bytes] | None = None  # hash and text of the document that comes first to be held out
 
@@ -159,19 +191,35 @@ class _Share:
             self.result.skip(item.reason, item.where)
             if item.problem is not None:
                 self.result.problems.append(item.problem)
-        elif not item.text.strip():
+            return
+        try:
+            prepared = self.shop.reader.read(item, self.shop.keys[source])
+        except BadRecord as bad:
+            self._refuse(bad, item.where, source)
+            return
+        if prepared is None:
             self.result.skip("empty", item.where)
-        else:
-            raw, repaired = encode_text(item.text)
-            self.result.repaired += repaired > 0
-            self.encoder.add(raw.decode("utf-8") if repaired else item.text)
-            self.pending.append(_Pending(raw, item.where, source))
-            if self.encoder.full:
-                self.flush()
+            return
+        self.result.repaired += prepared.repaired
+        self.result.remarks.update(prepared.remarks)
+        self.encoder.add(prepared.text, prepared.spans)
+        self.pending.append(_Pending(prepared, item.where, source))
+        if self.encoder.full:
+            self.flush()
+
+    def _refuse(self, bad: BadRecord, where: str, source: int) -> None:
+        """Counted under `on_error: skip`, else a problem that stops the build."""
+        self.result.skip(bad.reason, where)
+        if self.shop.skips_errors[source]:
+            return
+        key = self.shop.keys[source].source
+        skip_fix = f"{key}.options.on_error: skip leaves such records out and counts them"
+        fix = "; or ".join(filter(None, (bad.fix, skip_fix)))
+        self.result.problems.append(Problem(key, f"the record {bad.rule}", fix=fix, where=where))
 
     def flush(self) -> None:
         """Encode and write what is pending."""
-        least = self.spec.min_tokens + 2  # with the two ends
+        least = self.spec.min_tokens + 2  # with the two ends, or what a template puts around a word
         for batch in self.encoder.flush():
             kept = np.ones(len(batch.tokens), dtype=bool)
             for end, length in zip(batch.ends, batch.lengths, strict=True):
@@ -182,13 +230,17 @@ class _Share:
                     self.result.skip(f"under {self.spec.min_tokens} tokens", document.where)
                 else:
                     self._settle(length, document)
-            self.out.write(batch.tokens[kept].tobytes())  # not tofile: its errors do not say that the disk is full
+            # Not tofile: its errors do not say that the disk is full.
+            for out, array in zip(self.outs, (batch.tokens, batch.learnt), strict=False):
+                if array is not None:
+                    out.write(array[kept].tobytes())
 
     def _settle(self, length: int, document: _Pending) -> None:
-        spec, raw = self.spec, document.raw
-        hashed = document_hash(raw, spec.seed)
+        spec, raw = self.spec, document.prepared.counted
+        hashed = document_hash(document.prepared.hashed, spec.seed)
         is_eval = document.source >= spec.first_eval
-        self.rows.append((length, len(raw), hashed, document.source, is_eval))
+        label = self._label(document)
+        self.rows.append((length, len(raw), hashed, document.source, is_eval, label))
         share = 1.0 if is_eval else spec.eval_share
         if hashed < threshold(share):
             self.held_out += 1
@@ -197,6 +249,14 @@ class _Share:
                 self.result.gzip_bytes += gzip_size(raw)
         elif self.lowest is None or hashed < self.lowest[0]:
             self.lowest = (hashed, raw)
+
+    def _label(self, document: _Pending) -> int:
+        """The number of its label within this task; -1 where it has none."""
+        name = document.prepared.label
+        if name is None:
+            return -1
+        self.result.labels.setdefault(name, document.where)
+        return self.numbers.setdefault(name, len(self.numbers))
 
     def finish(self) -> None:
         self.flush()

@@ -62,6 +62,10 @@ class DataFacts(Facts):
     eval_documents: int
     eval_windows: int
     eval_targets: int
-    eval_bytes: int
+    eval_bytes: int  # of text behind the held-out targets; 0 where bits per byte would say nothing
     eval_gzip_bytes: int
     estimated: bool = False
+    layout: Literal["packed", "single", "best_fit"] = "packed"
+    labels: tuple[str, ...] = ()  # classification: the names, in the order of their numbers
+    label_counts: tuple[int, ...] = ()  # training texts of each
+    notes: tuple[str, ...] = ()  # what a person should know: the records' shape, what is cut off or left out

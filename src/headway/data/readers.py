@@ -1,0 +1,149 @@
+"""From a document to what is encoded: its text, which characters of it are learnt, its label."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headway.data.holdout import encode_text
+from headway.data.reading import LossOn, Reading
+from headway.data.seam import Document
+from headway.data.shapes import BadRecord, Keys, is_pair, pair_as_chat, read_chat, read_label, read_pair
+from headway.data.templates import ChatTemplate, Rendered, Spans, read_template
+from headway.errors import ModelError, Problem
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPELT_OUT = "spell out control tokens of the chat in their messages, and are read as these tokens"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A document ready to be encoded.
+
+    text: without lone surrogates. hashed: what decides whether it is held out. counted: what its targets stand for, for
+    bits per byte. spans: of characters that are learnt; None: all. framed: between a begin and an end token.
+    label: the name of its class. remarks: what to count in the report.
+    """
+
+    text: str
+    hashed: bytes
+    counted: bytes
+    spans: Spans | None = None
+    framed: bool = True
+    label: str | None = None
+    repaired: bool = False
+    remarks: tuple[str, ...] = field(default=())
+
+
+class Reader(Protocol):
+    """One for each kind of store."""
+
+    def read(self, document: Document, keys: Keys) -> Prepared | None:
+        """What to encode; None for an empty text. Raises BadRecord."""
+        ...
+
+
+class TextReader:
+    """A document is its text, all of it learnt."""
+
+    def read(self, document: Document, keys: Keys) -> Prepared | None:
+        if not document.text.strip():
+            return None
+        raw, repaired = encode_text(document.text)
+        return Prepared(raw.decode("utf-8") if repaired else document.text, raw, raw, repaired=repaired > 0)
+
+
+class LabelReader:
+    """A text and the name of its class."""
+
+    def read(self, document: Document, keys: Keys) -> Prepared | None:
+        text, label = read_label(document.record or {}, keys)
+        if not text.strip():
+            return None
+        raw, repaired = encode_text(text)
+        return Prepared(raw.decode("utf-8"), raw, raw, label=label, repaired=repaired > 0)
+
+
+class ChatReader:
+    """A chat in the tokenizer's template; a pair as a chat of two messages, or plainly where there is no template."""
+
+    def __init__(self, template: ChatTemplate | None, loss_on: LossOn):
+        self.template, self.loss_on = template, loss_on
+        spelt = sorted(template.control_tokens, key=len, reverse=True) if template else []
+        self._control = re.compile("|".join(map(re.escape, spelt))) if spelt else None
+
+    def read(self, document: Document, keys: Keys) -> Prepared | None:
+        record, repaired = _mended(document.record or {})
+        if self.template is None:
+            rendered = self._plain(record)
+        else:
+            chat = pair_as_chat(record) if is_pair(record, keys) else read_chat(record)
+            rendered = self.template.render_all(chat) if self.loss_on == "all" else self.template.render(chat)
+        spans = rendered.spans
+        if not spans:
+            raise BadRecord("nothing to learn", "has no word of the assistant's: nothing of it would be learnt")
+        learnt = "".join(rendered.text[first:end] for first, end in spans)
+        return Prepared(
+            rendered.text,
+            rendered.text.encode(),
+            learnt.encode(),
+            spans=spans,
+            framed=self.template is None,
+            repaired=repaired,
+            remarks=(SPELT_OUT,) if self._spells_out(record) else (),
+        )
+
+    def _plain(self, record: Mapping[str, Any]) -> Rendered:
+        prompt, response = read_pair(record)
+        first = 0 if self.loss_on == "all" else len(prompt)
+        return Rendered(prompt + response, ((first, len(prompt) + len(response)),))
+
+    def _spells_out(self, value: object) -> bool:
+        if self._control is None:
+            return False
+        if isinstance(value, str):
+            return self._control.search(value) is not None
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return any(self._spells_out(part) for part in inner)
+
+
+def _mended(value: Any) -> tuple[Any, bool]:
+    """A record with U+FFFD in place of lone surrogates, and whether there were any."""
+    if isinstance(value, str):
+        raw, repaired = encode_text(value)
+        return raw.decode("utf-8"), repaired > 0
+    if isinstance(value, Mapping):
+        parts = {key: _mended(inner) for key, inner in value.items()}
+        return {key: part for key, (part, _) in parts.items()}, any(changed for _, changed in parts.values())
+    if isinstance(value, list | tuple):
+        items = [_mended(inner) for inner in value]
+        return [item for item, _ in items], any(changed for _, changed in items)
+    return value, False
+
+
+def template_of(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template in the tokenizer's folder."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return read_template(folder, [str(token.content) for token in added if token.special])
+
+
+def reader_for(reading: Reading, folder: Path, tokenizer: Tokenizer, *, pairs_only: bool) -> Reader:
+    """The reader of a store. Raises ModelError for chats without a template.
+
+    folder: the tokenizer's. pairs_only: whether every source holds prompts with responses, which need no template.
+    """
+    if reading.kind == "labelled":
+        return LabelReader()
+    if reading.kind == "text":
+        return TextReader()
+    template = template_of(folder, tokenizer)
+    if template is None and not pairs_only:
+        rule = f"the tokenizer in {folder} has no chat template, and the data holds chats"
+        fix = "take the tokenizer of the model's chat variant, or put a chat_template.jinja into the folder"
+        raise ModelError(problems=[Problem("model.tokenizer", rule, fix=fix)])
+    return ChatReader(template, reading.loss_on)
