@@ -7,6 +7,7 @@ A table, not decorators: the whole list is readable here, and naming a kind impo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -27,6 +28,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("model", "config"): Row("headway.model.huggingface:HuggingFaceSource"),
     ("model", "pretrained"): Row("headway.model.huggingface:HuggingFaceSource"),
     ("task", "causal_lm"): Row("headway.task.causal_lm:CausalLM"),
+    ("adapter", "lora"): Row("headway.model.adapter:LoraSource", "lora", "peft"),
     ("data", "text"): Row("headway.data.sources:TextFiles"),
     ("data", "jsonl"): Row("headway.data.sources:JsonLines"),
     ("data", "csv"): Row("headway.data.sources:Csv"),
@@ -64,8 +66,19 @@ def resolve(room: str, kind: str) -> Any:
         try:
             importlib.import_module(row.package)
         except ImportError as error:
-            raise MissingExtra(row.package, row.extra, f"{room} kind {kind!r}") from error
+            raise _missing(room, kind, row) from error
     return load_object(row.implementation if row else kind, f"{room}.kind")
+
+
+def require_extra(room: str, kind: str) -> None:
+    """Raises MissingExtra where the row's optional package is not installed; imports nothing."""
+    row = TABLE.get((room, kind))
+    if row is not None and row.package and importlib.util.find_spec(row.package) is None:
+        raise _missing(room, kind, row)
+
+
+def _missing(room: str, kind: str, row: Row) -> MissingExtra:
+    return MissingExtra(row.package, row.extra, f"{room} kind {kind!r}")
 
 
 def load_object(path: str, key: str) -> Any:

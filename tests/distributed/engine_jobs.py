@@ -10,6 +10,7 @@ import torch
 from deepspeed.runtime.zero import partition_parameters
 
 from headway.data.seam import IGNORE, Sample
+from headway.model.source import source_of
 from headway.parallel.collectives import exchange, world
 from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
@@ -74,9 +75,7 @@ def prepare(plan: Plan) -> tuple[Engine, Task]:
     context = RankContext.from_environment()
     join(context, plan)
     task: Task = resolve("task", plan.task.kind)(plan)
-    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(
-        resolve("model", plan.model.kind)(plan), task, plan
-    )
+    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source_of(plan), task, plan)
     seed_everything(plan.numerics.seed, context.rank)
     return engine, task
 

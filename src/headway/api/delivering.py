@@ -40,12 +40,17 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
 
 def generate(target: Path, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
     """A continuation by a model folder, or by the export of a run directory."""
-    folder = target if (target / "config.json").is_file() else RunDir(target).export
-    if not (folder / "config.json").is_file():
+    folder = target if _is_model(target) else RunDir(target).export
+    if not _is_model(folder):
         raise ExportError(f"{target} holds no exported model", fix=f"headway export {target}")
     from headway.export import sample
 
     return sample.generate(folder, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def _is_model(folder: Path) -> bool:
+    """A whole model, or an adapter, which transformers loads beside its base."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
 def _evaluation(run: RunDir, step: int) -> dict[str, float]:

@@ -17,12 +17,15 @@ from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
 from headway.errors import ModelError, Problem
+from headway.facts.adapters import with_adapter
 from headway.facts.cluster import probe_cluster
 from headway.facts.model_config import resolve_model
 from headway.facts.schema import DataFacts
 from headway.facts.shape import shape_of
+from headway.model.identity import weights_identity
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import Plan
+from headway.registry import require_extra
 from headway.run.paths import RunDir
 
 # Assumed until the tokenizer is known; only ever in a plan that is marked as estimated.
@@ -78,15 +81,21 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
     model_config = origin.config
     if config.model.config is not None and data.tokenizer and not data.estimated:
         model_config = _with_special_tokens(model_config, Path(data.tokenizer))
+    shape, base = shape_of(model_config), ""
+    if config.adapter is not None:
+        require_extra("adapter", config.adapter.kind)
+        shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
+        base = weights_identity(origin.path, Path(config.data.cache).absolute()) if origin.path else ""
     facts = AllFacts(
         cluster=cluster,
-        shape=shape_of(model_config),
+        shape=shape,
         data=data,
         model_config=model_config,
         name=name or config.name or loaded.path.stem,
         model_path=str(origin.path) if origin.path else None,
         model_revision=origin.revision,
         notes=origin.notes,
+        base=base,
     )
     return make_plan(loaded, facts)
 

@@ -21,6 +21,7 @@ _FIXED = (
     "model.kind",
     "model.config",
     "model.path",
+    "adapter",
     "task.",
     "data.store_hash",
     "data.sequence",
@@ -62,7 +63,9 @@ def _replan(run: RunDir, old: Plan, overrides: Sequence[str], screen: Screen, fo
     planned = preparing.Planned(new, report, loaded)
     accepted = running.refuse_red(planned, force)
     changed = differences(old, accepted)
-    fixed = [(key, a, b) for key, a, b in changed if key.startswith(_FIXED)]
+    # A folder may move: beside an adapter the hash of its weights says whether it is the same model.
+    moved = old.adapter is not None and old.adapter.base != "" and old.adapter == accepted.adapter
+    fixed = [(key, a, b) for key, a, b in changed if key.startswith(_FIXED) and not (moved and key == "model.path")]
     if fixed:
         fix = "start a new run for it: headway train"
         rule = "cannot change at a resume (it was {}): the checkpoint depends on it"

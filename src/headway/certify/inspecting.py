@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headway.model.naming import named_state
 from headway.parallel.ddp import TorchEngine
 from headway.parallel.deepspeed import DeepSpeedEngine
 from headway.parallel.seam import Engine
@@ -18,7 +19,7 @@ def full_gradients(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     All ranks call it together, where the step's verdict is asked for.
     """
     stage = zero_stage(engine)
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in named_state(engine.module):
         if parameter.requires_grad:
             yield name, _gradient(parameter, stage).detach().float().cpu().clone() / _scale(engine)
 

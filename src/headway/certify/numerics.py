@@ -20,6 +20,7 @@ def numerics_of(plan: Plan) -> dict[str, Any]:
     return {
         "model": {"kind": plan.model.kind, "config": model, "attention": plan.model.attention},
         "task": plan.task.model_dump(mode="json"),
+        "adapter": plan.adapter and plan.adapter.model_dump(mode="json", exclude={"base"}),
         "data": {"packing": plan.data.packing, "sequence": plan.data.sequence},
         "batch": {"micro_batch": plan.batch.micro_batch, "accumulated": plan.batch.accumulation > 1},
         "schedule": schedule | {"warmup": plan.schedule.warmup_steps > 0},

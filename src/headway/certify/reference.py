@@ -20,10 +20,11 @@ from torch import nn
 from headway.certify.outcome import Outcome
 from headway.data.order import window_at
 from headway.data.seam import IGNORE, Sample
+from headway.model.naming import named_state
 from headway.model.seam import ModelSource
+from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.schema import OptimizerPlan, Plan, SchedulePlan
-from headway.registry import resolve
 from headway.train.build import open_data
 
 
@@ -58,13 +59,13 @@ def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
     computation. Left to itself, a second trajectory would drift: Adam moves a weight whose gradient is mere rounding
     by a whole learning rate, in either direction.
     """
-    source: ModelSource = resolve("model", plan.model.kind)(plan)
+    source: ModelSource = source_of(plan)
     model = build_filled(source, torch.device("cpu"))
     optimizer = _optimizer(plan.optimizer, model)
     samples = open_data(plan, "train")
     table = rates(plan.schedule)
     found: dict[str, Any] = {"losses": [], "norms": [], "rates": table.tolist(), "tokens": [], "samples": []}
-    found |= {f"weight@0/{name}": p.detach().clone().numpy() for name, p in model.named_parameters()}
+    found |= {f"weight@0/{name}": p.detach().clone().numpy() for name, p in named_state(model)}
     model.train()
     for step in range(1, plan.schedule.steps + 1):
         total = plan.batch.global_sequences
@@ -100,14 +101,14 @@ def _backward(model: nn.Module, windows: list[Sample]) -> float:
 
 
 def _gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    return [(name, p.grad) for name, p in named_state(model) if p.grad is not None]
 
 
 @torch.no_grad()
 def _take_state(model: nn.Module, optimizer: torch.optim.Optimizer, engine: Outcome, step: int) -> None:
     """The engine's weights and moments after `step`. What it lacks stays as it is: the judge will see it."""
     weights, moments = engine.group(f"weight@{step}"), engine.group(f"moment@{step}")
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_state(model):
         if name in weights:
             parameter.copy_(torch.from_numpy(weights[name]).view_as(parameter))
         kinds = {key.partition("/")[0]: value for key, value in moments.items() if key.partition("/")[2] == name}
@@ -118,14 +119,14 @@ def _take_state(model: nn.Module, optimizer: torch.optim.Optimizer, engine: Outc
 
 def _take_gradients(model: nn.Module, engine: Outcome, step: int) -> None:
     gradients = engine.group(f"gradient@{step}")
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_state(model):
         if name in gradients:
             parameter.grad = torch.from_numpy(gradients[name].copy()).view_as(parameter)
 
 
 def _state_after(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_state(model):
         found[f"weight@{step}/{name}"] = parameter.detach().clone().numpy()
         for kind, tensor in optimizer.state.get(parameter, {}).items():
             if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:

@@ -61,8 +61,9 @@ def host_memory(name: str, subject: Subject) -> Verdict:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """One checkpoint: the fp32 weights and the optimizer's moments."""
-    return 4 * plan.shape.parameters + 4 * moments_of(plan.optimizer) * plan.shape.trainable_parameters
+    """One checkpoint: the fp32 weights (of an adapter: its own) and the optimizer's moments."""
+    stored = plan.shape.trainable_parameters if plan.adapter else plan.shape.parameters
+    return 4 * stored + 4 * moments_of(plan.optimizer) * plan.shape.trainable_parameters
 
 
 def disk(name: str, subject: Subject) -> Verdict:

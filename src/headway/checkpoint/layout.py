@@ -4,7 +4,7 @@
         rank-00000-part-000.safetensors   slices of this rank; key "NAME|KIND|OFFSET"
         rank-00000.json                   index of its slices, its random states
         state.json                        step, position, counters, scalars, digests (rank 0)
-        ...                               further documents of rank 0: plan.json, record.json, record.diff
+        ...                               further documents of rank 0: census.json, plan.json, record.json, record.diff
         manifest.json                     every file with size and checksum: written last, makes it complete
 
 Everything is safetensors or JSON. Checksums are CRC-32: they find damage, not malice, at 4 GB/s on one core where

@@ -132,6 +132,12 @@ class StoredState:
                 reached = until
         return result
 
+    def document(self, name: str) -> dict[str, Any] | None:
+        """A JSON document that stands beside the slices; None where the checkpoint has none of this name."""
+        if name not in {entry.name for entry in self.ref.manifest.files}:
+            return None
+        return _read_index(self._store, f"{self.ref.name}/{name}")
+
     def random_state(self, rank: int) -> RandomState | None:
         """The random states that this rank saved; None for a rank that did not exist or saved none."""
         if rank >= self._world:

@@ -66,6 +66,14 @@ ELSEWHERE = {
     "nproc_per_node": "launch.processes",
     "num_gpus": "launch.gpus",
     "report_to": "track",
+    "lora": "adapter.kind",
+    "lora_r": "adapter.rank",
+    "lora_rank": "adapter.rank",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "lora_target_modules": "adapter.targets",
+    "target_modules": "adapter.targets",
+    "peft": "adapter",
 }
 
 

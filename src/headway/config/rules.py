@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from headway.config.schema import (
+    AdapterConfig,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -90,6 +91,16 @@ def _sources(data: DataConfig) -> Iterator[Problem]:
 
 def _task_kind(task: TaskConfig) -> Iterator[Problem]:
     yield from _known_kind("task.kind", task.kind, kinds("task"))
+
+
+def _adapter(adapter: AdapterConfig | None, model: ModelConfig) -> Iterator[Problem]:
+    if adapter is None:
+        return
+    if model.config is not None:
+        fix = "write model: {from: FOLDER}, or remove adapter to train all weights"
+        yield Problem("adapter", "needs a pretrained model: beside fresh weights it has nothing to adapt", fix=fix)
+    if not adapter.targets:
+        yield Problem("adapter.targets", "names no layer", fix="write targets: all-linear")
 
 
 # --- length and batch ------------------------------------------------------------------------------------------------
@@ -226,6 +237,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("model", "train"), _sequence_fits),
     (("data",), _sources),
     (("task",), _task_kind),
+    (("adapter", "model"), _adapter),
     (("train",), _batch_holds_a_sequence),
     (("train",), _length_holds_a_step),
     (("train", "optimizer"), _warmup_ends),

@@ -126,6 +126,20 @@ class TaskConfig(Section):
     options: dict[str, Any] = Field(default={}, description="Options of the task.")
 
 
+class AdapterConfig(Section):
+    """A small trained part beside the frozen weights of a pretrained model. `adapter: lora` is short for `kind`."""
+
+    kind: Literal["lora"] = Field(default="lora", description="lora (through PEFT; the extra `lora`).")
+    rank: Positive = Field(default=16, description="Inner width of each pair of matrices.")
+    alpha: Above | Auto = Field(default="auto", description="The pair's product counts alpha / rank; auto: 2 x rank.")
+    dropout: Decay = Field(default=0.0, description="Dropout before the pair.")
+    targets: Literal["all-linear"] | Texts = Field(
+        default="all-linear",
+        description="Linear layers that get a pair, by the end of their names; all-linear: all but the output head.",
+        examples=[["q_proj", "v_proj"]],
+    )
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and how exactly."""
 
@@ -234,6 +248,10 @@ class ExportConfig(Section):
         description="Prompt of the sample continuation; null: the start of a held-out document.",
         examples=["def "],
     )
+    adapter: Literal["both", "adapter", "merged"] = Field(
+        default="both",
+        description="With an adapter: the merged model, the adapter's own folder, or the second inside of the first.",
+    )
     max_shard: Bytes = Field(default=5 * 10**9, description="Largest safetensors file.", examples=["5GB"])
 
 
@@ -245,6 +263,11 @@ class RunConfig(Section):
     model: ModelConfig = Field(description="The model and its tokenizer.", examples=["./SmolLM2-135M"])
     data: DataConfig = Field(description="The data.", examples=['{train: "corpus/**/*.txt", eval: 0.5%}'])
     task: TaskConfig = Field(default=TaskConfig(), description="What is learnt.")
+    adapter: AdapterConfig | None = Field(
+        default=None,
+        description="Train an adapter in place of the model's own weights.",
+        examples=["{kind: lora, rank: 16}"],
+    )
     train: TrainConfig = Field(
         description="Length, sequence and batch.",
         examples=["{length: 500 steps, sequence: 1024, global_batch: 64 sequences}"],

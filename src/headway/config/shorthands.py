@@ -59,6 +59,10 @@ def _kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def _targets(value: Any) -> Any:
+    return [value] if isinstance(value, str) and value != "all-linear" else value
+
+
 def _strategy(value: Any) -> Any:
     """`zero-2`, `ZeRO2`, {kind: zero, stage: 2}: DeepSpeed with that stage."""
     section = _kind(value)
@@ -96,6 +100,8 @@ SHORTHANDS: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
     (("data", "train"), _source),
     (("data", "eval"), _evaluation),
     (("task",), _kind),
+    (("adapter",), _kind),
+    (("adapter", "targets"), _targets),
     (("optimizer",), _kind),
     (("strategy",), _strategy),
     (("strategy", "offload"), _offload),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.model.adapter import base_name
 from headway.plan.schema import Plan
 from headway.units import format_count
 
@@ -23,25 +24,56 @@ class Provenance:
     checkpoint: str | None = None
 
 
-def render_card(provenance: Provenance, verdict: str) -> str:
-    """README.md with the front matter that model hubs read. `verdict` is a sentence on the export's check."""
+def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) -> str:
+    """README.md with the front matter that model hubs read. `verdict` is a sentence on the export's check.
+
+    adapter: the folder holds an adapter alone, for PEFT.
+    """
     plan = provenance.plan
-    front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- headway", "---"]
-    origin = f"fine-tuned from `{plan.model.path}`" if plan.model.path else "trained from scratch"
-    head = f"A {plan.shape.arch} model of {format_count(plan.shape.parameters)} parameters, {origin} with Headway."
+    base, _ = base_name(plan)
+    library = ["library_name: peft", f"base_model: {base}"] if adapter else ["library_name: transformers"]
+    front = ["---", *library, "pipeline_tag: text-generation", "tags:", "- headway", "---"]
+    head = f"{_what(plan, adapter=adapter)} with Headway."
     parts = [
         "\n".join(front),
         f"# {plan.name}",
         head,
         verdict,
-        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")\nmodel = AutoModelForCausalLM.from_pretrained("PATH")\n```',
+        f"## Use\n\n```python\n{_use(base) if adapter else _USE}```",
         "## Held-out figures\n\n" + _table({k: f"{v:.4f}" for k, v in provenance.evaluation.items()}, "none"),
         "## Training\n\n" + _table(_training(provenance), ""),
         "## Record\n\n" + _table(_origin(provenance), ""),
         "`headway.json` beside this file holds the whole record, and the size and hash of every file.",
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForCausalLM.from_pretrained("PATH")
+"""
+
+
+def _use(base: str | None) -> str:
+    return f"""from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "PATH")
+"""
+
+
+def _what(plan: Plan, *, adapter: bool) -> str:
+    origin = f"fine-tuned from `{plan.model.path}`" if plan.model.path else "trained from scratch"
+    if plan.adapter is None or plan.shape.adapter is None:
+        return f"A {plan.shape.arch} model of {format_count(plan.shape.parameters)} parameters, {origin}"
+    pairs, rank = format_count(plan.shape.adapter.parameters), plan.adapter.rank
+    what = f"A LoRA adapter of {pairs} parameters (rank {rank})"
+    if adapter:
+        base = f"`{plan.model.path}` (safetensors' hash {plan.adapter.base[:16]})"
+        return f"{what} for the {plan.shape.arch} model {base}, trained"
+    return f"A {plan.shape.arch} model, {origin}: {what[0].lower()}{what[1:]} is merged into its weights; trained"
 
 
 def _training(provenance: Provenance) -> dict[str, Any]:

@@ -18,13 +18,15 @@ from headway.errors import ExportError
 from headway.export.card import Provenance, record_json, render_card
 from headway.export.census import Recorder
 from headway.export.tokenizer import copy_tokenizer
+from headway.model.adapter import CONFIG, LoraSource
 from headway.model.seam import ModelSource
 from headway.model.skeleton import tied_names
 
 RECORD = "headway.json"
 CARD = "README.md"
+ADAPTER = "adapter"  # folder of the adapter within the merged model's
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_UNVERIFIED = "**Not verified yet**: the folder has not been loaded in plain transformers."
+_UNVERIFIED = "**Not verified yet**: the folder has not been loaded and compared."
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def export_folder(
     Called on one rank; the others only exhaust `Engine.full_weights()`.
 
     Args:
-        weights: every parameter and persistent buffer, whole, as `Engine.full_weights()` gives them.
+        weights: every parameter and persistent buffer, whole, as `Engine.full_weights()` gives them; of a model with an
+            adapter, the adapter's.
         model: the trained module, for its config and its ties.
 
     Raises:
@@ -60,23 +63,66 @@ def export_folder(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        recorder = Recorder(DTYPES[provenance.plan.export.dtype])
-        source.save(partial, recorder.watch(weights), model)
-        if provenance.plan.data.tokenizer:
-            copy_tokenizer(Path(provenance.plan.data.tokenizer), partial)
-        record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
-        record |= {"tensors": recorder.as_json(), "tied": sorted(tied_names(model).items())}
-        record |= {"files": {path.name: _described(path) for path in sorted(partial.iterdir())}}
-        write_json(partial / RECORD, record)
-        (partial / CARD).write_text(render_card(provenance, _UNVERIFIED), encoding="utf-8")
+        _write(partial, source, weights, provenance, model)
         _put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
         fix = "free space, then `headway export` the run again: its checkpoints are untouched"
         raise ExportError(f"the model could not be written to {folder}: {error}", fix=fix) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return ExportedFolder(folder, tuple(path.name for path in files), sum(path.stat().st_size for path in files))
+    files = _files(folder)
+    names = tuple(str(path.relative_to(folder)) for path in files)
+    return ExportedFolder(folder, names, sum(path.stat().st_size for path in files))
+
+
+def _write(
+    folder: Path,
+    source: ModelSource,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    provenance: Provenance,
+    model: nn.Module,
+) -> None:
+    """The whole model; or, as the plan says, the adapter beside its base, or both."""
+    recorder = Recorder(DTYPES[provenance.plan.export.dtype])
+    if isinstance(source, LoraSource):
+        adapter = dict(weights)
+        form = provenance.plan.export.adapter
+        if form != "merged":
+            place = folder if form == "adapter" else folder / ADAPTER
+            _write_adapter(place, source, adapter, provenance)
+        if form == "adapter":
+            return
+        source.base.save(folder, recorder.watch(source.merged(adapter)), model)
+    else:
+        source.save(folder, recorder.watch(weights), model)
+    _complete(folder, recorder, provenance, tied=sorted(tied_names(model).items()))
+
+
+def _write_adapter(folder: Path, source: LoraSource, adapter: dict[str, torch.Tensor], provenance: Provenance) -> None:
+    folder.mkdir(exist_ok=True)
+    recorder = Recorder(DTYPES[provenance.plan.export.dtype])
+    source.save_adapter(folder, dict(recorder.watch(adapter.items())))
+    _complete(folder, recorder, provenance, tied=[])
+
+
+def _complete(folder: Path, recorder: Recorder, provenance: Provenance, *, tied: list[tuple[str, str]]) -> None:
+    """Tokenizer, record and card beside the weights."""
+    if provenance.plan.data.tokenizer:
+        copy_tokenizer(Path(provenance.plan.data.tokenizer), folder)
+    record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
+    record |= {"tensors": recorder.as_json(), "tied": tied}
+    record |= {"files": {str(path.relative_to(folder)): _described(path) for path in _files(folder)}}
+    write_json(folder / RECORD, record)
+    (folder / CARD).write_text(render_card(provenance, _UNVERIFIED, adapter=is_adapter(folder)), encoding="utf-8")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter, which needs its base model."""
+    return (folder / CONFIG).is_file()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _require_own(folder: Path) -> None:

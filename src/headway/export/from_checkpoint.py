@@ -13,10 +13,13 @@ from headway.errors import ExportError
 from headway.export.card import Provenance
 from headway.export.folder import ExportedFolder, export_folder
 from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
+from headway.model.identity import require_base
+from headway.model.naming import named_state
 from headway.model.seam import ModelSource
+from headway.model.source import source_of
+from headway.parallel.building import build_filled
 from headway.parallel.seam import SliceReader
 from headway.parallel.slices import persistent_buffers
-from headway.registry import resolve
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,12 @@ def export_checkpoint(reader: SliceReader, folder: Path, provenance: Provenance)
     Raises:
         ExportError: the checkpoint does not hold the model's tensors, or the folder cannot be written.
         CheckpointError: a stored tensor cannot be read.
+        ModelError: the base model of an adapter is absent, or is another one.
     """
     plan = provenance.plan
-    source: ModelSource = resolve("model", plan.model.kind)(plan)
-    model = source.build()
+    require_base(plan)
+    source: ModelSource = source_of(plan)
+    model = source.build() if plan.adapter is None else build_filled(source, torch.device("cpu"))
     load_weights(model, reader)
     exported = export_folder(source, _weights(model), folder, provenance, model=model)
     ids = probe_ids(plan)
@@ -62,6 +67,6 @@ def load_weights(model: nn.Module, reader: SliceReader) -> None:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, tied ones once, and persistent buffers."""
-    for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
+    """The state's parameters, tied ones once, and persistent buffers."""
+    for name, tensor in [*named_state(model), *persistent_buffers(model).items()]:
         yield name, tensor.detach()

@@ -16,8 +16,10 @@ from transformers.utils import logging
 from headway.errors import ExportError
 from headway.export.card import Provenance, render_card
 from headway.export.census import Census, count
-from headway.export.folder import CARD, DTYPES, RECORD, read_record, write_json
+from headway.export.folder import ADAPTER, CARD, DTYPES, RECORD, is_adapter, read_record, write_json
 from headway.export.tokenizer import load_tokenizer
+from headway.model.adapter import PREFIX
+from headway.model.huggingface import HuggingFaceSource
 from headway.model.skeleton import AUTO_CLASSES
 from headway.plan.schema import Plan
 
@@ -42,13 +44,14 @@ class ExportCheck:
     census: Census
     folder: str = ""
     remarks: tuple[str, ...] = ()  # what a user of the folder should know
+    loader: str = "plain transformers"
 
     def sentence(self) -> str:
         """The verdict, for people."""
         measured = f"logits differ by at most {self.max_difference:.2e} (bound {self.bound:.2e}: {self.reason})"
         if self.verified:
             remarks = "".join(f" **Note**: {remark}." for remark in self.remarks)
-            return f"Verified: loaded in plain transformers, {self.census.tensors} tensors equal; {measured}.{remarks}"
+            return f"Verified: loaded in {self.loader}, {self.census.tensors} tensors equal; {measured}.{remarks}"
         found = "; ".join(self.census.words()) or "all tensors are equal"
         return f"**NOT VERIFIED. Do not use this folder**: {found}; {measured}."
 
@@ -83,43 +86,85 @@ def model_logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
     """Load the folder in plain transformers, compare it with the engine, and write the verdict into record and card.
 
-    Does not raise for a folder that differs: it is marked unverified, and `check.require()` raises ExportError.
+    An adapter's folder is loaded by PEFT beside its base model; one within a merged model's folder is compared too, and
+    the worse of the two is returned. Does not raise for a folder that differs: it is marked unverified, and
+    `check.require()` raises ExportError.
 
     Args:
         ids: int64 [rows, length].
         reference: fp32 [rows, length, entries], the engine's logits for them (`model_logits`).
     """
+    check = _verified(folder, ids, reference, provenance)
+    if not (folder / ADAPTER / RECORD).is_file():
+        return check
+    within = _verified(folder / ADAPTER, ids, reference, provenance)
+    return max(check, within, key=lambda one: (not one.verified, one.max_difference))
+
+
+def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
     record = read_record(folder)
-    plan = provenance.plan
+    load = _with_adapter if is_adapter(folder) else _alone
     try:
-        check = _compare(folder, ids, reference, plan, record)
+        with _quiet():
+            loaded = load(folder, provenance.plan, record)
+        check = _compare(loaded, ids, reference, provenance.plan)
+        remark = load_tokenizer(folder)[1] if provenance.plan.data.tokenizer else ""
+        check = replace(check, remarks=(remark,) if remark else ())
     except Exception as error:  # whatever transformers, safetensors or torch say of a bad folder
         nothing = Census(len(record["tensors"]))
         check = ExportCheck(False, math.inf, 0.0, f"it cannot be loaded: {' '.join(str(error).split())}", nothing)
     check = replace(check, folder=str(folder))
     write_json(folder / RECORD, {**record, "verified": check.verified, "check": asdict(check)})
-    (folder / CARD).write_text(render_card(provenance, check.sentence()), encoding="utf-8")
+    card = render_card(provenance, check.sentence(), adapter=is_adapter(folder))
+    (folder / CARD).write_text(card, encoding="utf-8")
     return check
 
 
-def _compare(
-    folder: Path, ids: torch.Tensor, reference: torch.Tensor, plan: Plan, record: dict[str, Any]
-) -> ExportCheck:
+@dataclass(frozen=True)
+class _Loaded:
+    model: nn.Module
+    census: Census
+    loader: str
+
+
+def _alone(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
     auto = AUTO_CLASSES.get(plan.task.kind, AUTO_CLASSES["causal_lm"])
-    with _quiet():
-        loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
+    loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
     census = count(loaded.state_dict(), record["tensors"], record["tied"])
     # transformers fills what a file lacks with fresh values and says so here only.
     fresh = sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])} - set(census.lost))
     census = replace(census, lost=(*census.lost, *fresh), added=(*census.added, *sorted(info["unexpected_keys"])))
-    logits = model_logits(loaded.float(), ids)
+    return _Loaded(loaded.float(), census, "plain transformers")
+
+
+def _with_adapter(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
+    from peft import PeftModel, get_peft_model_state_dict
+
+    loaded: Any = PeftModel.from_pretrained(_base(plan), str(folder))
+    stored = get_peft_model_state_dict(loaded)
+    census = count({name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}, record["tensors"], ())
+    return _Loaded(loaded.float(), census, "PEFT beside its base model")
+
+
+def _base(plan: Plan) -> Any:
+    """The base model in plain transformers, fp32."""
+    auto = AUTO_CLASSES.get(plan.task.kind, AUTO_CLASSES["causal_lm"])
+    if plan.model.path is not None:
+        return auto.from_pretrained(plan.model.path, dtype=torch.float32)
+    source = HuggingFaceSource(plan)
+    model = auto.from_config(source.config, dtype=torch.float32)
+    model.load_state_dict(dict(source.weights()), strict=False)
+    return model
+
+
+def _compare(loaded: _Loaded, ids: torch.Tensor, reference: torch.Tensor, plan: Plan) -> ExportCheck:
+    logits = model_logits(loaded.model, ids)
     share, reason = BOUNDS[max(_precisions(plan), key=_COARSENESS.index)]
     bound = share * max(1.0, float(reference.abs().max()))
     same_shape = logits.shape == reference.shape
     difference = float((logits - reference).abs().max()) if same_shape else math.inf
-    verified = census.whole and difference <= bound  # a nan is not
-    remark = load_tokenizer(folder)[1] if plan.data.tokenizer else ""
-    return ExportCheck(verified, difference, bound, reason, census, remarks=(remark,) if remark else ())
+    verified = loaded.census.whole and difference <= bound  # a nan is not
+    return ExportCheck(verified, difference, bound, reason, loaded.census, loader=loaded.loader)
 
 
 def _precisions(plan: Plan) -> set[str]:

@@ -27,6 +27,20 @@ class ClusterFacts(Facts):
     matmul_flops: float | None = None  # measured or known peak per device (per core on a CPU)
 
 
+class AdapterShape(Facts):
+    """What an adapter adds to a model; its parameters are counted in the ModelShape around it."""
+
+    parameters: int
+    layers: int  # linear layers that got a pair of matrices
+    rank: int
+    inputs: int  # input widths of these layers together
+
+    @property
+    def token_numbers(self) -> int:
+        """Numbers of one token between the two matrices of all pairs."""
+        return self.layers * self.rank
+
+
 class ModelShape(Facts):
     """What the planner must know of a model; counts are exact."""
 
@@ -45,6 +59,7 @@ class ModelShape(Facts):
     tied: bool
     largest_layer_parameters: int  # what ZeRO-3 gathers at once
     estimated: bool = False  # counted by formula, not on the built model
+    adapter: AdapterShape | None = None
 
 
 class DataFacts(Facts):

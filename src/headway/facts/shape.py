@@ -6,18 +6,20 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from headway.errors import ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
 from headway.facts.model_config import value_of
-from headway.facts.schema import ModelShape
+from headway.facts.schema import AdapterShape, Facts, ModelShape
 
 _PROBE_SECONDS = 300.0
+_Answer = TypeVar("_Answer", bound=Facts)
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,21 @@ def _head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
 
 def probe_shape(config: dict[str, Any]) -> ModelShape:
     """Build the model on the meta device in a process of its own and count. Raises ModelError with its words."""
+    return _probe(ModelShape, config, ())
+
+
+def probe_adapter(config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape:
+    """As `probe_shape`: what an adapter adds to the model. Raises ModelError, also where a target means no layer."""
+    words = [targets] if isinstance(targets, str) else list(targets)
+    return _probe(AdapterShape, config, ("--rank", str(rank), "--targets", *words))
+
+
+def _probe(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]) -> _Answer:
     name = config.get("model_type", "?")
     with tempfile.TemporaryDirectory(prefix="headway-probe-") as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config), encoding="utf-8")
-        command = [sys.executable, "-m", "headway.model.probe", str(file)]
+        command = [sys.executable, "-m", "headway.model.probe", str(file), *options]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
@@ -170,10 +182,12 @@ def probe_shape(config: dict[str, Any]) -> ModelShape:
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         try:
-            return ModelShape.model_validate_json(lines[-1])
+            return answer.model_validate_json(lines[-1])
         except ValidationError as error:
             raise ModelError(f"the probe of the model {name!r} gave no readable shape: {error}") from error
     said = done.stderr.strip().splitlines()
+    if said and options and done.returncode == ModelError.exit_code:
+        raise ModelError(f"the model {name!r}: {said[-1]}")
     fix = "check config.json; the architecture must be one that the installed transformers knows"
     raise ModelError(
         f"the model {name!r} cannot be built from its config: {said[-1] if said else 'no message'}", fix=fix

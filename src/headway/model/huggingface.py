@@ -104,6 +104,15 @@ class HuggingFaceSource:
             elif local in module._buffers:
                 yield local, self.skeleton.get_buffer(full)
 
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What `fill` would write, as a saved model holds it: each parameter once, persistent buffers, on the host."""
+        saved = saved_tensors(self.skeleton)
+        for name, module in self.skeleton.named_modules():
+            for local, value in self._values(name, module):
+                full = f"{name}.{local}" if name else local
+                if full in saved:
+                    yield full, value
+
     def prepare_for_training(self, model: nn.Module) -> None:
         """Activation checkpointing (non-reentrant) and torch.compile of the body, where the plan says so."""
         inner: Any = model

@@ -1,10 +1,12 @@
 """`python -m headway.model.probe CONFIG.json`: the shape of any transformers model, counted on the built architecture.
 
-Prints a ModelShape as JSON on the last line of its output. For the planner, which loads no torch.
+Prints a ModelShape as JSON on the last line of its output; with `--rank N --targets NAME ...` an AdapterShape. For the
+planner, which loads no torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from typing import Any
 from torch import nn
 
 from headway.errors import HeadwayError
+from headway.facts.adapters import ALL_LINEAR, adapter_shape, chosen_layers
 from headway.facts.schema import ModelShape
-from headway.model.skeleton import build_skeleton, model_class, read_config
+from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -59,13 +62,22 @@ def _first(config: Any, *names: str) -> Any:
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 with the shape on stdout, or the error's code with its message on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m headway.model.probe")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--targets", nargs="+", default=[ALL_LINEAR])
+    asked = parser.parse_args(arguments)
     try:
-        config = read_config(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        config = read_config(json.loads(asked.config.read_text(encoding="utf-8")))
         model = build_skeleton(model_class(config), config)
+        if not asked.rank:
+            print(shape_of_model(model).model_dump_json())
+            return 0
+        targets = ALL_LINEAR if asked.targets == [ALL_LINEAR] else asked.targets
+        print(adapter_shape(chosen_layers(linear_layers(model), targets), asked.rank).model_dump_json())
     except HeadwayError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
-    print(shape_of_model(model).model_dump_json())
     return 0
 
 

@@ -15,8 +15,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.pytorch_utils import Conv1D
 
 from headway.errors import ModelError, Problem
+from headway.facts.adapters import LinearLayer
 
 AUTO_CLASSES: dict[str, Any] = {"causal_lm": AutoModelForCausalLM}  # task kind -> which head the model gets
 
@@ -102,6 +104,21 @@ def build_empty(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTra
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Tied parameter -> the parameter that it is."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def linear_layers(model: nn.Module) -> list[LinearLayer]:
+    """Every linear layer but the output head, in the model's order (gpt2's Conv1D is one)."""
+    heads: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = heads()
+    found: list[LinearLayer] = []
+    for name, part in model.named_modules():
+        if part is head:
+            continue
+        if isinstance(part, Conv1D):
+            found.append(LinearLayer(name, *part.weight.shape))
+        elif isinstance(part, nn.Linear):
+            found.append(LinearLayer(name, part.in_features, part.out_features))
+    return found
 
 
 def saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from deepspeed.utils import (
 from torch import nn
 
 from headway.errors import PlanError, Problem
+from headway.model.naming import named_state
 from headway.model.seam import ModelSource
 from headway.parallel.building import build_filled, rank_device
 from headway.parallel.collectives import world
@@ -178,7 +179,7 @@ class _ZeroPartition(_Partition):
 
     def restore(self, reader: SliceReader, *, weights_only: bool) -> None:
         with torch.no_grad():
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in named_state(self.module):
                 self._restore_parameter(name, parameter, reader, weights_only)
             for name, buffer in persistent_buffers(self.module).items():
                 buffer.copy_(reader.read(name, "buffer", 0, buffer.numel()).view(buffer.shape))
@@ -189,7 +190,7 @@ class _ZeroPartition(_Partition):
         raise NotImplementedError
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in named_state(self.module):
             yield name, self._whole(parameter)
         for name, buffer in persistent_buffers(self.module).items():
             yield name, buffer.detach().cpu()
@@ -222,7 +223,7 @@ class _FlatPartition(_ZeroPartition):
 
     def slices(self) -> Iterator[Slice]:
         rank, size = world()
-        for index, (name, parameter) in enumerate(self.module.named_parameters()):
+        for index, (name, parameter) in enumerate(named_state(self.module)):
             if not parameter.requires_grad:
                 if index % size == rank:
                     yield whole_slice(name, "weight", parameter)
@@ -293,7 +294,7 @@ class _ShardedPartition(_ZeroPartition):
 
     def slices(self) -> Iterator[Slice]:
         kinds = self._kinds()
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in named_state(self.module):
             offset, length = self._run(parameter)
             if length == 0:
                 continue

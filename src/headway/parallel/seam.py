@@ -98,6 +98,7 @@ class Engine(Protocol):
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter and persistent buffer, whole, on the host, in order; all ranks iterate together.
 
+        Of a model with an adapter, the adapter's: its frozen weights are those of a folder (`headway.model.naming`).
         Rank 0 gets the tensors; other ranks may get empty ones.
         """
         ...

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from headway.errors import CheckpointError
+from headway.model.naming import named_state, plain_name
 from headway.parallel.collectives import world
 from headway.parallel.optimizers import set_step_count, state_tensors
 from headway.parallel.seam import Slice, SliceReader
@@ -16,19 +17,19 @@ from headway.parallel.seam import Slice, SliceReader
 def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Name -> buffer, for the buffers that belong to a saved model."""
     saved = module.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    return {plain_name(name): buffer for name, buffer in module.named_buffers() if name in saved}
 
 
 def whole_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters (tied ones once) and persistent buffers of a module that every rank holds whole."""
-    for name, tensor in [*module.named_parameters(), *persistent_buffers(module).items()]:
+    """The state's parameters and persistent buffers of a module that every rank holds whole."""
+    for name, tensor in [*named_state(module), *persistent_buffers(module).items()]:
         yield name, tensor.detach().cpu()
 
 
 def replicated_slices(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
     """Whole tensors, dealt to the ranks in turn, so that together they are written once."""
     rank, size = world()
-    for index, (name, parameter) in enumerate(module.named_parameters()):
+    for index, (name, parameter) in enumerate(named_state(module)):
         if index % size != rank:
             continue
         yield whole_slice(name, "weight", parameter)
@@ -49,7 +50,7 @@ def whole_slice(name: str, kind: str, tensor: torch.Tensor) -> Slice:
 
 def check_names(module: nn.Module, reader: SliceReader) -> None:
     """The checkpoint must hold exactly this model's tensors. Raises CheckpointError naming what differs."""
-    mine = {name for name, _ in module.named_parameters()} | persistent_buffers(module).keys()
+    mine = {name for name, _ in named_state(module)} | persistent_buffers(module).keys()
     missing, extra = sorted(mine - set(reader.names())), sorted(set(reader.names()) - mine)
     if missing or extra:
         raise CheckpointError(
@@ -62,7 +63,7 @@ def check_names(module: nn.Module, reader: SliceReader) -> None:
 @torch.no_grad()
 def restore_weights(module: nn.Module, reader: SliceReader) -> None:
     check_names(module, reader)
-    for name, parameter in module.named_parameters():
+    for name, parameter in named_state(module):
         parameter.copy_(reader.read(name, "weight", 0, parameter.numel()).view(parameter.shape))
     for name, buffer in persistent_buffers(module).items():
         buffer.copy_(reader.read(name, "buffer", 0, buffer.numel()).view(buffer.shape))
@@ -70,7 +71,7 @@ def restore_weights(module: nn.Module, reader: SliceReader) -> None:
 
 @torch.no_grad()
 def restore_replicated_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, reader: SliceReader) -> None:
-    for name, parameter in module.named_parameters():
+    for name, parameter in named_state(module):
         for kind, tensor in state_tensors(optimizer, parameter).items():
             tensor.copy_(reader.read(name, kind, 0, tensor.numel()).view(tensor.shape))
     set_step_count(optimizer, reader.scalars["optimizer_step"])

@@ -27,6 +27,7 @@ def summary_rows(plan: Plan) -> list[Row]:
     options += [f"loss in chunks of {numerics.loss_chunk_tokens} tokens"] if numerics.loss_chunk_tokens else []
     return [
         ("model", _model_text(plan), "counted from its config"),
+        *([("adapter", _adapter_text(plan), why("adapter", ""))] if plan.adapter else []),
         ("data", _data_text(plan), why("facts", plan.data.store)),
         ("devices", f"{launch.processes} x {plan.cluster.device_name}", why("launch.processes", "")),
         ("strategy", plan.strategy.label, why("strategy", "")),
@@ -46,6 +47,15 @@ def _model_text(plan: Plan) -> str:
     shape = plan.shape
     size = f"{format_count(shape.parameters)} parameters, {shape.layers} layers of {shape.hidden}"
     return f"{shape.arch}, {size}" + (f", from {plan.model.path}" if plan.model.path else "")
+
+
+def _adapter_text(plan: Plan) -> str:
+    asked = plan.adapter
+    if asked is None:
+        return "none"
+    targets = asked.targets if isinstance(asked.targets, str) else ", ".join(asked.targets)
+    dropout = f", dropout {asked.dropout:g}" if asked.dropout else ""
+    return f"{asked.kind}, rank {asked.rank}, alpha {asked.alpha:g}{dropout}, {targets}"
 
 
 def _data_text(plan: Plan) -> str:

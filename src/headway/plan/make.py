@@ -28,6 +28,7 @@ from headway.plan.numerics import (
 )
 from headway.plan.schedule import Pace, make_schedule
 from headway.plan.schema import (
+    AdapterPlan,
     DataPlan,
     ExportPlan,
     LaunchPlan,
@@ -41,6 +42,7 @@ from headway.plan.schema import (
 )
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
 from headway.plan.strategy import Rung, StrategyRequest, choose_strategy
+from headway.units import format_count
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class AllFacts:
     """Everything that is known before the plan.
 
     model_config: the complete transformers config. model_path, model_revision: of a pretrained model, from
-    `headway.facts.model_config.resolve_model`, as are the notes.
+    `headway.facts.model_config.resolve_model`, as are the notes. base: the identity of the weights that an adapter
+    belongs to.
     """
 
     cluster: ClusterFacts
@@ -59,6 +62,7 @@ class AllFacts:
     model_path: str | None = None
     model_revision: str | None = None
     notes: tuple[str, ...] = ()
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         activation_checkpointing=False,
         loss_chunk_tokens=0,
         attention=settled.attention,
+        adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
     )
     return with_micro_batch(request, micro, config.train)
 
@@ -163,6 +168,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         at_end=config.export.at_end,
         dtype=plan_export_dtype(config, settled.precision, ledger),
         sample=config.export.sample,
+        adapter=config.export.adapter,
         max_shard_bytes=config.export.max_shard,
     )
     numerics = NumericsPlan(
@@ -182,6 +188,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         headway=__version__,
         model=_model(run, facts, settled.attention),
         task=TaskPlan(kind=config.task.kind, options=config.task.options),
+        adapter=_adapter(config, facts, ledger),
         data=DataPlan(
             store=data.store,
             store_hash=data.store_hash,
@@ -206,6 +213,26 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         shape=facts.shape,
         facts=data,
         reasons=ledger.reasons,
+    )
+
+
+def _adapter(config: RunConfig, facts: AllFacts, ledger: Ledger) -> AdapterPlan | None:
+    asked, added = config.adapter, facts.shape.adapter
+    if asked is None:
+        return None
+    if asked.alpha == "auto":
+        ledger.because("adapter.alpha", "2 x rank")
+    if added is not None:
+        share = added.parameters / facts.shape.parameters
+        what = f"{format_count(added.parameters)} of {format_count(facts.shape.parameters)} parameters ({share:.2%})"
+        ledger.because("adapter", f"{what} in {added.layers} layers are trained")
+    return AdapterPlan(
+        kind=asked.kind,
+        rank=asked.rank,
+        alpha=2.0 * asked.rank if asked.alpha == "auto" else asked.alpha,
+        dropout=asked.dropout,
+        targets=asked.targets,
+        base=facts.base,
     )
 
 

@@ -49,6 +49,7 @@ class MemoryRequest:
     activation_checkpointing: bool
     loss_chunk_tokens: int
     attention: str
+    adapter_dropout: bool = False
 
     @property
     def tokens(self) -> int:
@@ -199,6 +200,7 @@ def _step_items(request: MemoryRequest) -> list[MemoryItem]:
     workspace = max(0, update_workspace_bytes(request) - activations - logits)
     return [
         _item("activations", activations),
+        _item("adapter activations", adapter_bytes(request)),
         _item("logits and loss", logits),
         _item("update workspace", workspace),
     ]
@@ -220,6 +222,16 @@ def activation_bytes(request: MemoryRequest) -> int:
     if request.activation_checkpointing:
         return layers * stream + per_layer + edges
     return layers * per_layer + edges + _mask_bytes(request)
+
+
+def adapter_bytes(request: MemoryRequest) -> int:
+    """What the pairs of an adapter keep: the values between two matrices, and under dropout the layer's input anew."""
+    added = request.shape.adapter
+    if added is None:
+        return 0
+    layers = 1 if request.activation_checkpointing else request.shape.layers
+    numbers = added.token_numbers + (2 * added.inputs if request.adapter_dropout else 0)  # the input and its mask
+    return request.tokens * numbers * request.element_bytes * layers // max(request.shape.layers, 1)
 
 
 def stream_bytes(request: MemoryRequest) -> int:
@@ -314,7 +326,8 @@ def logits_bytes(request: MemoryRequest) -> int:
     converted = e if request.precision != "fp32" else 0
     if shape.arch == "gemma2":
         return tokens * shape.vocab * (12 + converted)
-    gradients = 4 * shape.vocab * shape.hidden + e * request.tokens * shape.hidden
+    of_head = 0 if shape.adapter else 4 * shape.vocab * shape.hidden  # the head is frozen beside an adapter
+    gradients = of_head + e * request.tokens * shape.hidden
     return gradients + max(gradients, tokens * shape.vocab * (4 + converted))
 
 

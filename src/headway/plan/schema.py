@@ -32,6 +32,26 @@ class TaskPlan(Part):
     options: dict[str, Any] = {}
 
 
+class AdapterPlan(Part):
+    """What is trained beside the frozen weights; a plan without it trains them all.
+
+    `targets`: the ends of the names of the layers that get a pair of matrices. `base`: sha256 over the safetensors of
+    the folder that the adapter belongs to; '' where the base weights follow from the config and the seed.
+    """
+
+    kind: Literal["lora"]
+    rank: int
+    alpha: float
+    dropout: float
+    targets: Literal["all-linear"] | tuple[str, ...]
+    base: str
+
+    @property
+    def scale(self) -> float:
+        """What the product of a pair is multiplied by."""
+        return self.alpha / self.rank
+
+
 class DataPlan(Part):
     store: str
     store_hash: str
@@ -133,6 +153,7 @@ class ExportPlan(Part):
     at_end: bool
     dtype: Literal["fp32", "bf16", "fp16"]
     sample: str | None
+    adapter: Literal["both", "adapter", "merged"] = "both"
     max_shard_bytes: int
 
 
@@ -163,6 +184,7 @@ class Plan(Part):
     headway: str  # its version
     model: ModelPlan
     task: TaskPlan
+    adapter: AdapterPlan | None = None
     data: DataPlan
     batch: BatchPlan
     schedule: SchedulePlan

@@ -16,14 +16,17 @@ from headway.checkpoint.store import LocalStore
 from headway.data.loader import LoaderSpec, StepLoader, eval_batches
 from headway.data.seam import Sample, SampleSource
 from headway.data.store import Split, open_split
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, ModelError
+from headway.model.identity import require_base
 from headway.model.seam import ModelSource
+from headway.model.source import source_of
 from headway.parallel.collectives import exchange, world
 from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
 from headway.task.seam import Batch, Task
+from headway.train.census import CENSUS, census_of, encoded, require_same
 from headway.train.context import RankContext, seed_everything
 from headway.train.progress import Progress
 
@@ -47,17 +50,32 @@ class Parts:
 
 def build(plan: Plan, run: RunDir, context: RankContext) -> Parts:
     """Everything but the data loader; the engine holds the weights (and state) that training goes on from."""
-    source: ModelSource = resolve("model", plan.model.kind)(plan)
-    task: Task = resolve("task", plan.task.kind)(plan)
-    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
     rank, size = world()
     ranks = Ranks(rank, size, exchange)
+    if plan.adapter is not None:
+        _require_base(plan, ranks)
+    source: ModelSource = source_of(plan)
+    task: Task = resolve("task", plan.task.kind)(plan)
+    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
     store = LocalStore(run.checkpoints)
     parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, ())
     seed_everything(plan.numerics.seed, rank)
     if context.resume or _was_trained(run, ranks):
         _resume(parts)
     return parts
+
+
+def _require_base(plan: Plan, ranks: Ranks) -> None:
+    """Rank 0 reads the base model's files; all ranks raise its ModelError."""
+    failure: ModelError | None = None
+    if ranks.rank == 0:
+        try:
+            require_base(plan)
+        except ModelError as error:
+            failure = error
+    said = ranks.exchange(str(failure) if failure else "")[0]
+    if said:
+        raise failure or ModelError(str(said))
 
 
 def _was_trained(run: RunDir, ranks: Ranks) -> bool:
@@ -70,6 +88,9 @@ def _resume(parts: Parts) -> None:
     ref = newest_complete(parts.store, ranks=parts.ranks)
     with open_reader(parts.store, ref) as reader:
         state = reader.state
+        census = reader.document(CENSUS)
+        if census is not None:
+            require_same(census, census_of(parts.engine.module, parts.plan), ref.name)
         samples = state.step * parts.plan.batch.global_sequences
         if state.position != samples:
             raise CheckpointError(
@@ -119,10 +140,11 @@ def _collate(task: Task, sequence: int, samples: Sequence[Sample]) -> Batch:
 
 
 def documents(parts: Parts) -> dict[str, bytes]:
-    """What stands beside the slices in every checkpoint: the resolved plan and the record."""
+    """What stands beside the slices in every checkpoint: the census, the resolved plan and the record."""
     run = parts.run
     found = {"plan.json": run.plan, "record.json": run.record, "record.diff": run.record_diff}
-    return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    return {CENSUS: encoded(census_of(parts.engine.module, parts.plan)), **files}
 
 
 def certificate_of(record: Mapping[str, Any]) -> str | None:

@@ -38,9 +38,11 @@ def flops_per_token(shape: ModelShape, sequence: int) -> float:
     6 per matrix weight (Kaplan et al. 2020) plus attention, 6 x layers x heads x head_dim x sequence: half of PaLM's
     12 (Chowdhery et al. 2022, appendix B), since a causal product needs only half. An untied input embedding is a
     look-up, not a product; recomputation by activation checkpointing is not counted (model, not hardware, FLOPs).
+    A frozen weight has no gradient of its own: 4 in place of 6.
     """
     lookup = 0 if shape.tied else shape.vocab * shape.hidden
-    return 6 * (shape.parameters - lookup) + 6 * shape.layers * shape.heads * shape.head_dim * sequence
+    frozen = max(0, shape.parameters - shape.trainable_parameters - lookup) if shape.adapter else 0
+    return 6 * (shape.parameters - lookup) - 2 * frozen + 6 * shape.layers * shape.heads * shape.head_dim * sequence
 
 
 def memory_bytes(device: torch.device) -> tuple[int, int]:

@@ -141,7 +141,7 @@ class Session:
             slices=state.slices,
             random_state=capture_random_state(self.device),
             keep=self.plan.checkpoint.keep,
-            expected_bytes=_STATE_BYTES * self.plan.shape.parameters,
+            expected_bytes=_STATE_BYTES * stored_parameters(self.plan),
             protect=frozenset([parts.resumed_from] if parts.resumed_from else []),
             documents=documents(parts),
         )
@@ -150,3 +150,8 @@ class Session:
         self.reporter.event("checkpoint", path=f"checkpoints/{saved.name}", **fields)
         for notice in saved.notices:
             self.reporter.event("warning", text=notice)
+
+
+def stored_parameters(plan: Plan) -> int:
+    """How many parameters a checkpoint holds: all, or an adapter's."""
+    return plan.shape.trainable_parameters if plan.adapter else plan.shape.parameters
