@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fakes.models import SEQUENCE, gradients, largest_difference, model_for, plan_for, window
-from headway.data.seam import Sample
+from headway.data.seam import IGNORE, Sample
 from headway.task.causal_lm import CausalLM
+from headway.task.instruction import Instruction
 from headway.task.seam import Batch, Task, Totals
 
 
@@ -34,8 +36,20 @@ TASKS = {
         lambda: model_for("gemma2"),
         lambda seed: window([11, 3 + seed], seed),
     ),
+    "instruction": Case(
+        lambda: Instruction(plan_for("llama", task={"kind": "instruction", "options": {"loss_on": "assistant"}})),
+        lambda: model_for("llama"),
+        lambda seed: answers(window([11, 6 + seed], seed)),
+    ),
 }
 FILLER = window([])
+
+
+def answers(sample: Sample) -> Sample:
+    """The window with nothing learnt in the first half of each document."""
+    asked = [sample.positions < (sample.documents == number).sum() // 2 for number in sample.documents]
+    prompt = np.array([mask[place] for place, mask in enumerate(asked)])
+    return replace(sample, labels=np.where(prompt, IGNORE, sample.labels).astype(np.int32))
 
 
 @pytest.fixture(params=TASKS)

@@ -137,7 +137,7 @@ def test_prompts_that_fill_the_window_are_dropped_and_counted(tmp_path: Path, to
     assert losses(opened, Layout("train", 40, True)) == Losses(1, int(lengths[1]) - 40, 1)
     facts = data_facts(store, 40, True)
     assert facts.train_windows == 2
-    first, second = facts.notes[-2:]
+    first, second = facts.lost
     assert first.startswith("1 of 3 chats (33.3%) are longer than train.sequence (40) and are cut off there")
     assert second.startswith("1 of 3 chats (33.3%) have no token to learn within train.sequence (40) and are left out")
     assert "a longer sequence keeps them" in second

@@ -13,6 +13,7 @@ from headway.config.load import LoadedRun, load_run, load_text
 from headway.config.schema import TokenizerConfig
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts
+from headway.data.reading import Reading
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
@@ -155,3 +156,5 @@ def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
         base=loaded.base,
         workers=None if data.workers == "auto" else data.workers,
     )
+    task = loaded.config.task
+        reading=Reading(task.kind, task.loss_on or "assistant"),

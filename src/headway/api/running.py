@@ -13,7 +13,7 @@ from headway.api.preparing import Planned
 from headway.certify import shelf
 from headway.certify.schema import Certificate
 from headway.cli.seam import Outcome, Screen
-from headway.data.samples import decode_sample
+from headway.data.samples import decode_sample, excerpt
 from headway.data.store import open_split
 from headway.errors import CheckFailed, HeadwayError, Stopped, WorkerFailed, exit_codes
 from headway.launch.local import run_job
@@ -125,10 +125,11 @@ class Feed:
 
 
 def sample_text(plan: Plan) -> str:
-    """The first training sample, decoded, its start only."""
+    """The first training sample, decoded, its start only; with its label, or with what is learnt between marks."""
     samples = open_split(Path(plan.data.store), "train", plan.data.sequence, plan.data.packing)
-    text = decode_sample(samples[0], Path(plan.data.tokenizer))
-    return text if len(text) <= _SAMPLE_CHARACTERS else text[:_SAMPLE_CHARACTERS] + " ..."
+    sample = samples[0]
+    text = excerpt(decode_sample(sample, Path(plan.data.tokenizer)), _SAMPLE_CHARACTERS)
+    return f"{text}\nlabel: {plan.facts.labels[sample.label]}" if plan.facts.labels else text
 
 
 def render(plan: Plan, run: RunDir) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headway.certify.shrink import SEQUENCE, STEPS, Small
 from headway.data.facts import data_facts
-from headway.data.handmade import write_store
+from headway.data.handmade import Material, write_store
 from headway.data.manifest import TokenizerRecord
 from headway.data.store import TokenStore
 from headway.errors import DataError
@@ -16,54 +16,80 @@ from headway.plan.schema import Plan
 
 _LONGEST = 3 * SEQUENCE  # documents beyond it are cut, so that a few hundred tokens hold several
 _SHORTEST = 4
+_CHATS = (14, 22, 34, SEQUENCE)  # lengths of chats, in turn
 
 
 def with_material(small: Small, plan: Plan, folder: Path) -> Small:
     """The small plan on a token store written in `folder`, and the substitution said.
 
     Raises:
-        DataError: the plan's token store has fewer tokens than one small step reads; names the number needed.
+        DataError: the plan's token store has less than one small step reads; names what is needed.
     """
-    vocab = small.plan.shape.vocab
-    needed_tokens = STEPS * small.plan.batch.global_sequences * SEQUENCE
+    vocab, windows = small.plan.shape.vocab, small.plan.batch.global_sequences
     if plan.data.store and not plan.facts.estimated:
-        documents = _users_documents(Path(plan.data.store), needed_tokens, vocab)
-        said = f"{len(documents)} documents of the data, cut at {_LONGEST} tokens, ids folded into {vocab}"
+        material, said = _users(TokenStore(Path(plan.data.store)), STEPS * windows, vocab)
     else:
-        documents = _made_documents(needed_tokens, vocab)
-        said = "made-up documents: the token store is not built yet"
-    least = small.plan.batch.global_sequences * SEQUENCE
-    if sum(len(document) for document in documents) < least:
+        material, said = _made(plan, STEPS * windows, vocab), "made-up documents: the token store is not built yet"
+    labelled = material.kind == "labelled"
+    least, found = (windows, len(material.documents)) if labelled else (windows * SEQUENCE, material.tokens)
+    if found < least:
+        what = "texts" if labelled else "tokens"
         raise DataError(
-            f"the data is too small for the claims: {least} tokens are needed for one step of the small plan",
+            f"the data is too small for the claims: {least} {what} are needed for one step of the small plan",
             fix="give more documents, or a smaller train.global_batch",
         )
     tokenizer = TokenizerRecord(path=plan.data.tokenizer, sha256="", vocab=vocab, begin=0, end=0)
-    store = write_store(folder, documents, tokenizer)
+    store = write_store(folder, material, tokenizer)
     facts = data_facts(store, SEQUENCE, small.plan.data.packing)
     data = small.plan.data.model_copy(update={"store": facts.store, "store_hash": facts.store_hash})
     changed = small.plan.model_copy(update={"data": data, "facts": facts})
     return Small(changed, (*small.substitutions, said))
 
 
-def _users_documents(store: Path, needed_tokens: int, vocab: int) -> list[np.ndarray]:
-    opened = TokenStore(store)
+def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
+    """The first documents of the data, enough for so many windows, and what was done to them."""
+    kind = store.manifest.kind
     documents: list[np.ndarray] = []
-    tokens = 0
-    for number in opened.documents("train").tolist():
-        document = opened.document(number)[:_LONGEST] % vocab
-        documents.append(document)
-        tokens += len(document)
-        if tokens >= needed_tokens:
+    learnt: list[np.ndarray] = []
+    classes: list[int] = []
+    room = windows * SEQUENCE
+    for number in store.documents("train").tolist():
+        part = _part_of_chat(store.learnt(number), len(documents)) if kind == "chat" else slice(_LONGEST)
+        documents.append(store.document(number)[part] % vocab)
+        if kind == "chat":
+            learnt.append(store.learnt(number)[part])
+        if store.labels is not None:
+            classes.append(int(store.labels[number]))
+        room -= SEQUENCE if kind == "labelled" else len(documents[-1])
+        if room <= 0:
             break
-    return documents
+    cut = f"cut at {_LONGEST} tokens"
+    if kind == "chat":
+        cut = f"{min(_CHATS)} to {max(_CHATS)} tokens of each around what is learnt"
+    said = f"{len(documents)} documents of the data, {cut}, ids folded into {vocab}"
+    return Material(documents, learnt, classes, store.manifest.labels), said
 
 
-def _made_documents(needed_tokens: int, vocab: int) -> list[np.ndarray]:
+def _part_of_chat(learnt: np.ndarray, number: int) -> slice:
+    """A part that fits a window and holds learnt tokens behind others, of lengths that let several share a window."""
+    length = _CHATS[number % len(_CHATS)]
+    first = int(np.flatnonzero(learnt)[0]) if learnt.any() else 0
+    start = max(0, first - length // 3)
+    return slice(start, start + length)
+
+
+def _made(plan: Plan, windows: int, vocab: int) -> Material:
+    """Documents of random tokens, half of a chat learnt, labels in turn."""
     random = np.random.default_rng(0)
+    task, room = plan.task, windows * SEQUENCE
+    longest = SEQUENCE if task.kind in ("instruction", "classification") else _LONGEST
     documents: list[np.ndarray] = []
-    tokens = 0
-    while tokens < needed_tokens:
-        documents.append(random.integers(0, vocab, int(random.integers(_SHORTEST, _LONGEST))))
-        tokens += len(documents[-1])
-    return documents
+    while room > 0:
+        documents.append(random.integers(0, vocab, int(random.integers(_SHORTEST, longest))))
+        room -= SEQUENCE if task.kind == "classification" else len(documents[-1])
+    if task.kind == "instruction":
+        return Material(documents, [(np.arange(len(d)) >= len(d) // 2).astype("u1") for d in documents])
+    if task.kind == "classification":
+        labels = tuple(task.options["labels"])
+        return Material(documents, (), [number % len(labels) for number in range(len(documents))], labels)
+    return Material(documents)

@@ -31,10 +31,12 @@ def data(name: str, subject: Subject) -> Verdict:
     if manifest.get("hash") != plan.data.store_hash:
         what = "the token store is not the one that the plan was made for (its hash differs)"
         return red(name, f"{what}: {store}", "plan again; the data, the tokenizer or their settings have changed")
-    files = [*manifest.get("tokens", []), *manifest.get("arrays", {}).values()]
+    files = [*manifest.get("tokens", []), *manifest.get("masks", []), *manifest.get("arrays", {}).values()]
     broken = [f["file"] for f in files if not _has_size(store / f["file"], f["size_bytes"])]
     if broken:
         return red(name, f"files of the token store are absent or cut short: {', '.join(broken)}", rebuild)
+    if plan.facts.lost:
+        return yellow(name, "; ".join(plan.facts.lost), "a longer train.sequence")
     return green(name, f"{format_count(plan.facts.tokens)} tokens in {store}")
 
 
@@ -111,7 +113,8 @@ def model(name: str, subject: Subject) -> Verdict:
     plan = subject.plan
     if plan.model.path is not None and not (Path(plan.model.path) / "config.json").is_file():
         return red(name, f"there is no model at {plan.model.path}", "plan again, or restore the folder")
-    notes = [note for note in note_texts(plan) if not note.startswith("train.sequence")]  # `sequence` says those
+    others = {*plan.facts.notes, *plan.facts.lost}  # `data` says those, and `sequence` the ones of its own
+    notes = [note for note in note_texts(plan) if note not in others and not note.startswith("train.sequence")]
     return (
         yellow(name, "; ".join(notes)) if notes else green(name, plan.model.path or f"{plan.shape.arch}, from scratch")
     )

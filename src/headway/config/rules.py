@@ -111,6 +111,24 @@ def _batch_tokens(train: TrainConfig) -> float:
     return batch.value if batch.unit == "tokens" else batch.value * train.sequence
 
 
+def _task_options(task: TaskConfig) -> Iterator[Problem]:
+    """An option of another task would be silently without effect."""
+    own = {"loss_on": "instruction", "class_weights": "classification"}
+    for name, kind in own.items():
+        if (value := getattr(task, name)) is not None and task.kind != kind:
+            yield Problem(f"task.{name}", f"has no effect with task: {task.kind}", value, f"write kind: {kind}")
+    if task.options and ":" not in task.kind:
+        fix = f"write {' or '.join(own)} beside kind, or remove it"
+        yield Problem("task.options", "are those of a task of your own", fix=fix)
+
+
+def _one_text_a_sequence(task: TaskConfig, data: DataConfig) -> Iterator[Problem]:
+    if task.kind == "classification" and "packing" in data.model_fields_set and data.packing:
+        yield Problem(
+            "data.packing", "has no effect with task: classification: each text stands alone", True, "remove it"
+        )
+
+
 def _tokens(amount: Amount, train: TrainConfig) -> float | None:
     """Tokens of an amount where the file alone tells; None for epochs, shares and times."""
     if amount.unit == "steps":
@@ -256,6 +274,8 @@ ALTERNATIVES = (
     (
         "model",
         ("from", "config"),
+    (("task",), _task_options),
+    (("task", "data"), _one_text_a_sequence),
         True,
         "from: a pretrained folder or Hub id; config: {arch: llama, ...} for a new model",
     ),

@@ -122,8 +122,19 @@ class DataConfig(Section):
 class TaskConfig(Section):
     """What is learnt. `task: causal_lm` is short for `kind`."""
 
-    kind: str = Field(default="causal_lm", description="causal_lm, or your own as package.module:Class.")
-    options: dict[str, Any] = Field(default={}, description="Options of the task.")
+    kind: str = Field(
+        default="causal_lm",
+        description="causal_lm, instruction, classification, or your own as package.module:Class.",
+    )
+    loss_on: Literal["assistant", "all"] | None = Field(
+        default=None, description="Of instruction: the assistant's words (what null means), or the whole chat."
+    )
+    class_weights: Literal["balanced"] | dict[str, Above] | None = Field(
+        default=None,
+        description="Of classification: balanced (rare labels count more), or the weight of each label that is not 1.",
+        examples=["balanced", "{spam: 4}"],
+    )
+    options: dict[str, Any] = Field(default={}, description="Options of your own task.")
 
 
 class AdapterConfig(Section):

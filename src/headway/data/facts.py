@@ -58,7 +58,8 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
         layout=train.how(manifest.kind),
         labels=manifest.labels,
         label_counts=_label_counts(opened),
-        notes=(*manifest.shapes, *_loss_notes(opened, sequence, packing)),
+        notes=manifest.shapes,
+        lost=_loss_notes(opened, sequence, packing),
     )
 
 

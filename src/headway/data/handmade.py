@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headway.data.assemble import save_array, write_manifest
-from headway.data.manifest import FORMAT, TokenizerRecord
+from headway.data.manifest import FORMAT, TEXT_FORMAT, Kind, TokenizerRecord
 
 
-def write_store(
-    folder: Path, documents: Sequence[np.ndarray], tokenizer: TokenizerRecord, *, held_out: int = 0
-) -> Path:
-    """Write a complete store in `folder`; the last `held_out` documents are the held-out split.
+@dataclass(frozen=True)
+class Material:
+    """What a store is made of.
 
-    documents: token ids, each with its begin and end tokens, below 65,536.
+    documents: token ids, each with its begin and end tokens, below 65,536. learnt: of chats, uint8 beside each
+    document, 1 where a token is learnt. classes: of labelled texts, each document's number among `labels`.
     """
+
+    documents: Sequence[np.ndarray]
+    learnt: Sequence[np.ndarray] = ()
+    classes: Sequence[int] = ()
+    labels: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        return "chat" if self.learnt else "labelled" if self.labels else "text"
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(document) for document in self.documents)
+
+
+def write_store(folder: Path, material: Material, tokenizer: TokenizerRecord, *, held_out: int = 0) -> Path:
+    """Write a complete store in `folder`; the last `held_out` documents are the held-out split."""
     folder.mkdir(parents=True)
+    documents, kind = material.documents, material.kind
     lengths = np.array([len(document) for document in documents], dtype="<i8")
     split = (np.arange(len(documents)) >= len(documents) - held_out).astype("u1")
     tokens = np.concatenate(list(documents)).astype("<u2")
@@ -28,8 +48,16 @@ def write_store(
         "source": np.zeros(len(documents), dtype="<u2"),
         "split": split,
     }
-    manifest = {
-        "format": FORMAT,
+    manifest: dict[str, Any] = {}
+    if kind == "chat":
+        manifest["masks"] = [save_array(folder / "mask-00000.bin", np.concatenate(list(material.learnt)), bare=True)]
+    if kind == "labelled":
+        arrays["label"] = np.array(material.classes, dtype="<i4")
+        manifest["labels"] = list(material.labels)
+    if kind != "text":
+        manifest = {"kind": kind, "masks": [], "labels": [], **manifest}
+    manifest |= {
+        "format": TEXT_FORMAT if kind == "text" else FORMAT,
         "dtype": "<u2",
         "tokens": [save_array(folder / "tokens-00000.bin", tokens, bare=True)],
         "arrays": {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()},

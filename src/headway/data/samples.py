@@ -44,6 +44,13 @@ def decode_sample(sample: Sample, tokenizer: Path, *, special_tokens: bool = Tru
     return BORDER.join(documents)
 
 
+def decode_prompt(sample: Sample, tokenizer: Path) -> str:
+    """The first document's text up to the first token that is learnt, special tokens included."""
+    taught = np.flatnonzero(sample.labels != IGNORE)
+    end = int(taught[0]) + 1 if len(taught) else len(sample.tokens)
+    return load_tokenizer(tokenizer).decode(sample.tokens[:end].tolist(), skip_special_tokens=False)
+
+
 def excerpt(shown: str, characters: int) -> str:
     """The start of a decoded sample, far enough to show something that is learnt."""
     if len(shown) <= characters:

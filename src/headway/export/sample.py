@@ -9,27 +9,68 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from headway.errors import ExportError
+from headway.export.folder import read_record
 from headway.export.tokenizer import load_tokenizer
-from headway.model.skeleton import seeded
+from headway.model.skeleton import AUTO_CLASSES, seeded
+
+_LABELS_SHOWN = 3
 
 
-def generate(folder: Path, prompt: str, *, max_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
+def generate(
+    folder: Path,
+    prompt: str,
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.8,
+    seed: int = 0,
+    rendered: bool = False,
+) -> str:
     """The continuation of `prompt`, without it. Temperature 0 takes the likeliest token; else `seed` fixes the draw.
 
-    A prompt too long for the model keeps its end. Raises ExportError where the folder has no model or tokenizer.
+    A model that was trained on chats is asked as its user, unless the prompt is a chat `rendered` already; a classifier
+    names the labels that it finds likeliest. A prompt too long for the model keeps its end.
+
+    Raises:
+        ExportError: the folder has no model or tokenizer.
     """
+    task = _task_of(folder)
     try:
         tokenizer = load_tokenizer(folder)[0]
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        model: Any = AUTO_CLASSES.get(task, AutoModelForCausalLM).from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ExportError(f"{folder} cannot be loaded: {said}", fix="give a folder that Headway exported") from error
-    return continue_text(model, tokenizer, prompt, max_tokens, temperature, seed)
+    if task == "classification":
+        return _classify(model, tokenizer, prompt)
+    if task == "instruction" and not rendered and getattr(tokenizer, "chat_template", None):
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+    else:
+        ids = tokenizer(prompt, add_special_tokens=not rendered)["input_ids"]
+    return _continue(model, tokenizer, list(ids), max_tokens, temperature, seed)
 
 
-def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
-    """As `generate`, with a loaded model and tokenizer."""
-    ids = tokenizer(prompt)["input_ids"] or [first_token(tokenizer)]
+def _task_of(folder: Path) -> str:
+    """What a model of Headway's was trained for; causal_lm for any other folder."""
+    try:
+        return str(read_record(folder)["plan"]["task"]["kind"])
+    except (ExportError, KeyError, TypeError):
+        return "causal_lm"
+
+
+@torch.no_grad()
+def _classify(model: Any, tokenizer: Any, text: str) -> str:
+    """The likeliest labels, a line each, with their probabilities."""
+    room = getattr(model.config, "max_position_embeddings", None)
+    inputs = tokenizer(text, return_tensors="pt", truncation=room is not None, max_length=room)
+    shares = model.eval()(**inputs).logits[0].float().softmax(0)
+    best = shares.topk(min(_LABELS_SHOWN, len(shares)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return "\n".join(f"{model.config.id2label[number]} ({share:.2f})" for number, share in pairs)
+
+
+def _continue(model: Any, tokenizer: Any, ids: list[int], max_tokens: int, temperature: float, seed: int) -> str:
+    ids = ids or [first_token(tokenizer)]
     room = getattr(model.config, "max_position_embeddings", None) or len(ids) + max_tokens
     keep = max(1, room - max_tokens)
     inputs = torch.tensor([ids[-keep:]], device=model.device)

@@ -83,4 +83,5 @@ class DataFacts(Facts):
     layout: Literal["packed", "single", "best_fit"] = "packed"
     labels: tuple[str, ...] = ()  # classification: the names, in the order of their numbers
     label_counts: tuple[int, ...] = ()  # training texts of each
-    notes: tuple[str, ...] = ()  # what a person should know: the records' shape, what is cut off or left out
+    notes: tuple[str, ...] = ()  # what the records were read as
+    lost: tuple[str, ...] = ()  # what is cut off or left out at this sequence length

@@ -13,14 +13,25 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from headway.errors import ModelError, Problem
 from headway.facts.adapters import LinearLayer
 
-AUTO_CLASSES: dict[str, Any] = {"causal_lm": AutoModelForCausalLM}  # task kind -> which head the model gets
+# Task kind -> which head the model gets; other tasks get a language model.
+AUTO_CLASSES: dict[str, Any] = {
+    "causal_lm": AutoModelForCausalLM,
+    "instruction": AutoModelForCausalLM,
+    "classification": AutoModelForSequenceClassification,
+}
 
 
 def read_config(config: dict[str, Any]) -> PreTrainedConfig:

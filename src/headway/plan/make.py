@@ -38,11 +38,11 @@ from headway.plan.schema import (
     Plan,
     SchedulePlan,
     StrategyPlan,
-    TaskPlan,
 )
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
 from headway.plan.strategy import Rung, StrategyRequest, choose_strategy
 from headway.units import format_count
+from headway.plan.tasks import plan_task
 
 
 @dataclass(frozen=True)
@@ -181,20 +181,20 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
     )
     if data.estimated:
         ledger.because("facts", "estimated: the token store is not built yet; `headway data build` makes it exact")
-    for number, note in enumerate(facts.notes):
+    for number, note in enumerate((*facts.notes, *data.notes, *data.lost)):
         ledger.because(f"notes.{number}", note)
     return Plan(
         name=facts.name,
         headway=__version__,
         model=_model(run, facts, settled.attention),
-        task=TaskPlan(kind=config.task.kind, options=config.task.options),
+        task=plan_task(config.task, data, ledger),
         adapter=_adapter(config, facts, ledger),
         data=DataPlan(
             store=data.store,
             store_hash=data.store_hash,
             tokenizer=data.tokenizer,
             sequence=train.sequence,
-            packing=config.data.packing,
+            packing=config.data.packing and data.layout != "single",
         ),
         batch=chosen.sizes.batch,
         schedule=settled.schedule,

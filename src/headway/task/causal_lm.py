@@ -21,19 +21,20 @@ _LOSS_INSIDE = ("config", "pretrained")  # model kinds whose forward takes targe
 
 
 class CausalLM:
-    """The Task of kind `causal_lm`. A batch's inputs:
+    """The Task of kind `causal_lm`. `option_names`: the options that a task with this loss takes. A batch's inputs:
 
     input_ids, labels, position_ids: int64 [rows, sequence]; IGNORE where a position has no target
     kept: int64 [targets], the positions of the flattened batch that have a label
     borders: int32 [fragments + 1], where the documents of the flattened batch begin, and its length
     """
 
+    option_names: frozenset[str] = frozenset()
+
     def __init__(self, plan: Plan):
-        if plan.task.options:
-            problems = [
-                Problem(f"task.options.{key}", "causal_lm has no options", fix="drop it") for key in plan.task.options
-            ]
-            raise ConfigError(problems=problems)
+        unknown = sorted(plan.task.options.keys() - self.option_names)
+        if unknown:
+            rule = f"{plan.task.kind} has no such option"
+            raise ConfigError(problems=[Problem(f"task.options.{key}", rule, fix="drop it") for key in unknown])
         self.terms = {"loss": Term()}
         self._attention = plan.model.attention
         self._static_shapes = plan.numerics.compile

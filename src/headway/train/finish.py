@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from headway.data.samples import decode_sample
+from headway.data.samples import decode_prompt, decode_sample
 from headway.errors import ExportError
 from headway.export.card import Provenance
 from headway.export.folder import export_folder
@@ -63,9 +63,11 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
 
 def _show_sample(parts: Parts, reporter: SilentReporter) -> None:
     """A continuation, for the reader's eye. It is no part of the result: what fails here is a warning."""
-    prompt = parts.plan.export.sample or _held_out_start(parts)
+    asked = parts.plan.export.sample
+    prompt = asked or _held_out_start(parts)
+    rendered = asked is None and parts.plan.task.kind == "instruction"
     try:
-        text = generate(parts.run.export, prompt, max_tokens=_SAMPLE_TOKENS)
+        text = generate(parts.run.export, prompt, max_tokens=_SAMPLE_TOKENS, rendered=rendered)
     except Exception as error:
         reporter.event("warning", text=f"no sample could be generated: {type(error).__name__}: {error}")
         return
@@ -73,7 +75,12 @@ def _show_sample(parts: Parts, reporter: SilentReporter) -> None:
 
 
 def _held_out_start(parts: Parts) -> str:
-    """The first words of a document that was never trained on, or of a training document where none is held out."""
+    """The first words of a document that was never trained on, or of a training document where none is held out.
+
+    Of a chat: all up to the assistant's first answer.
+    """
     split = "eval" if parts.plan.facts.eval_windows else "train"
     sample = open_data(parts.plan, split)[0]
     return decode_sample(sample, Path(parts.plan.data.tokenizer), special_tokens=False)[:_PROMPT_CHARACTERS]
+    if parts.plan.task.kind == "instruction":
+        return decode_prompt(sample, Path(parts.plan.data.tokenizer))

@@ -1,0 +1,46 @@
+"""The task's options, made concrete from what the data holds: what is learnt of a chat, labels and their weights."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from headway.config.schema import TaskConfig
+from headway.facts.schema import DataFacts
+from headway.plan.ledger import Ledger
+from headway.plan.schema import TaskPlan
+
+# Of a plan whose data is not built yet.
+_SOME_LABELS = ("first label", "second label")
+
+
+def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
+    """The task with every option written out."""
+    if task.kind == "instruction":
+        learnt = task.loss_on or "assistant"
+        if task.loss_on is None:
+            ledger.because("task.options.loss_on", "the assistant's words; task.loss_on: all learns the whole chat")
+        share = f"{data.train_targets / max(data.tokens, 1):.0%} of the tokens are learnt"
+        if not data.estimated:
+            ledger.because("facts.train_targets", share)
+        return TaskPlan(kind=task.kind, options={"loss_on": learnt})
+    if task.kind == "classification":
+        labels = data.labels or _SOME_LABELS
+        return TaskPlan(kind=task.kind, options={"labels": list(labels), "weights": _weights(task, data, ledger)})
+    return TaskPlan(kind=task.kind, options=task.options)
+
+
+def _weights(task: TaskConfig, data: DataFacts, ledger: Ledger) -> list[float]:
+    """One weight a label. balanced: texts / (labels x texts of the label), so that every label weighs the same."""
+    asked, labels = task.class_weights, data.labels or _SOME_LABELS
+    if asked is None or data.estimated:
+        return [1.0] * len(labels)
+    if asked == "balanced":
+        ledger.because("task.options.weights", "balanced: texts / (labels x texts of the label)")
+        total = sum(data.label_counts)
+        return [total / (len(labels) * count) for count in data.label_counts]
+    for name in asked.keys() - set(labels):
+        near = get_close_matches(name, labels, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"one of: {', '.join(labels[:20])}"
+        ledger.refuse(f"task.class_weights.{name}", asked[name], "is no label of the data", fix)
+    ledger.raise_problems()
+    return [asked.get(name, 1.0) for name in labels]
