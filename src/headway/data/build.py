@@ -129,7 +129,7 @@ def survey(request: StoreRequest) -> Survey:
     shapes = [each.shape for each in opened if each.shape]
     is_text = request.reading.kind == "text"
     if not is_text:
-        settings |= {"reading": asdict(request.reading)}
+        settings |= {"reading": asdict(request.reading), "framed": [vocabulary.adds_begin, vocabulary.adds_end]}
     if request.reading.kind == "chat":
         template = read_template(vocabulary.folder)
         settings |= {"template": template.sha256 if template else None}
@@ -261,4 +261,5 @@ def _spec(request: StoreRequest, found: Survey, part: Path) -> WorkSpec:
         dtype="<u2" if found.vocabulary.size <= 2**16 else "<u4",
         out=str(part.resolve()),
         reading=asdict(request.reading),
+        framed=(found.vocabulary.adds_begin, found.vocabulary.adds_end),
     )

@@ -67,10 +67,10 @@ class Encoded:
 class Encoder:
     """Collects texts and encodes them a batch at a time, each document between its begin and end token.
 
-    begin, end: token ids.
+    begin, end: token ids; None: no such token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, begin: int, end: int, dtype: np.dtype):
+    def __init__(self, tokenizer: Tokenizer, begin: int | None, end: int | None, dtype: np.dtype):
         self.tokenizer, self.begin, self.end, self.dtype = tokenizer, begin, end, dtype
         self._parts: list[str] = []
         self._last: list[bool] = []  # whether a part ends its document
@@ -98,10 +98,10 @@ class Encoder:
             lengths: list[int] = []
             for ids, is_last in zip(encoded, last[first:end], strict=True):
                 before = len(tokens)
-                if length == 0:
+                if length == 0 and self.begin is not None:
                     tokens.append(self.begin)
                 tokens.extend(ids.ids)
-                if is_last:
+                if is_last and self.end is not None:
                     tokens.append(self.end)
                 length += len(tokens) - before
                 if is_last:

@@ -99,11 +99,11 @@ class Windows:
         if self._classes is None:
             return Sample(index, tokens, labels, positions, documents)
         # One text with its class: no position predicts a token, and a text that is cut ends as a whole one does.
-        start, _, ends = fragments[0]
-        if not ends:
-            tokens[-1] = self._closing
         labels[:] = IGNORE
-        number = int(np.searchsorted(self.store.offsets, start, side="right")) - 1
+        number = int(np.searchsorted(self.store.offsets, fragments[0][0], side="right")) - 1
+        last = self.store.document(number)[-1]
+        if last == self._closing:
+            tokens[-1] = last
         return Sample(index, tokens, labels, positions, documents, int(self._classes[number]))
 
 

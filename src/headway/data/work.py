@@ -15,7 +15,7 @@ import numpy as np
 from headway.config.schema import SourceConfig
 from headway.data.encoding import Encoder, SpanEncoder
 from headway.data.holdout import document_hash, threshold
-from headway.data.readers import ChatReader, Prepared, reader_for
+from headway.data.readers import ChatReader, LabelReader, Prepared, reader_for
 from headway.data.reading import Reading
 from headway.data.seam import DataSource, Document, ProgressReporter, Skip
 from headway.data.shapes import PAIR, BadRecord, Keys
@@ -45,7 +45,7 @@ class WorkSpec:
     sources: SourceConfigs as JSON with the key that errors name, all concrete. first_eval: the index from which on
     sources are held out as a whole. eval_share: held out of the others. gzip_share: of the held-out documents, those
     whose compressed size is measured. begin, end: token ids around each document. dtype: of the tokens. reading: the
-    fields of a Reading.
+    fields of a Reading. framed: whether labelled texts get the begin and the end token, as the tokenizer itself does.
     """
 
     sources: tuple[tuple[str, dict[str, Any]], ...]
@@ -61,6 +61,7 @@ class WorkSpec:
     dtype: str
     out: str
     reading: dict[str, Any] = field(default_factory=dict[str, Any])
+    framed: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,9 @@ class Workshop:
         begin, end, dtype = self.spec.begin, self.spec.end, np.dtype(self.spec.dtype)
         if isinstance(self.reader, ChatReader):
             return SpanEncoder(self.tokenizer, None if self.is_templated else (begin, end), dtype)
+        if isinstance(self.reader, LabelReader):
+            begins, ends = self.spec.framed
+            return Encoder(self.tokenizer, begin if begins else None, end if ends else None, dtype)
         return Encoder(self.tokenizer, begin, end, dtype)
 
     def run(self, task: Task, report: ProgressReporter) -> TaskResult:
@@ -219,7 +223,8 @@ class _Share:
 
     def flush(self) -> None:
         """Encode and write what is pending."""
-        least = self.spec.min_tokens + 2  # with the two ends, or what a template puts around a word
+        ends = sum(self.spec.framed) if isinstance(self.shop.reader, LabelReader) else 2
+        least = self.spec.min_tokens + ends  # with the two ends, or what a template puts around a word
         for batch in self.encoder.flush():
             kept = np.ones(len(batch.tokens), dtype=bool)
             for end, length in zip(batch.ends, batch.lengths, strict=True):
