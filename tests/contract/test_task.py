@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from fakes.classifiers import classifier, classifier_plan, labelled
 from fakes.models import SEQUENCE, gradients, largest_difference, model_for, plan_for, window
 from headway.data.seam import IGNORE, Sample
 from headway.task.causal_lm import CausalLM
+from headway.task.classification import Classification
 from headway.task.instruction import Instruction
 from headway.task.seam import Batch, Task, Totals
 
@@ -40,6 +42,11 @@ TASKS = {
         lambda: Instruction(plan_for("llama", task={"kind": "instruction", "options": {"loss_on": "assistant"}})),
         lambda: model_for("llama"),
         lambda seed: answers(window([11, 6 + seed], seed)),
+    ),
+    "classification": Case(
+        lambda: Classification(classifier_plan(weights=(1.0, 2.0, 0.5))),
+        classifier,
+        lambda seed: labelled(5 + 3 * seed, seed % 3, seed),
     ),
 }
 FILLER = window([])
@@ -72,7 +79,7 @@ def test_terms_have_names_counts_and_sums(case: Case) -> None:
     for name, value in terms.items():
         assert value.shape == (), name
         assert value.dtype in (torch.float32, torch.float64), name
-        assert value.requires_grad, name
+        assert value.requires_grad or not task.terms[name].weight, name
         assert batch.counts[name] > 0, name
 
 

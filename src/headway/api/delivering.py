@@ -10,6 +10,7 @@ from headway.plan.files import read_plan
 from headway.run.paths import RunDir
 from headway.run.record import read_record
 from headway.run.summary import summarise
+from headway.run.usercode import use_code
 
 
 def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
@@ -21,6 +22,7 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
 
     run = RunDir(path)
     plan = read_plan(run.plan)
+    use_code(plan.code, run)
     store = LocalStore(run.checkpoints)
     ref = newest_complete(store) if step is None else checkpoint_at(store, step)
     with open_reader(store, ref) as reader:
@@ -31,6 +33,7 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
             tokens=reader.state.tokens,
             evaluation=_evaluation(run, reader.state.step),
             checkpoint=ref.name,
+            code=run.code if run.code.is_dir() else None,
         )
         exported = export_checkpoint(reader, out or run.export, provenance)
     exported.check.require()

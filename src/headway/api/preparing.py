@@ -10,7 +10,7 @@ from typing import Any
 from headway.check.checks import run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run, load_text
-from headway.config.schema import TokenizerConfig
+from headway.config.schema import RunConfig, TokenizerConfig
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts
 from headway.data.reading import Reading
@@ -20,14 +20,17 @@ from headway.data.vocabulary import read_vocabulary
 from headway.errors import ModelError, Problem
 from headway.facts.adapters import with_adapter
 from headway.facts.cluster import probe_cluster
-from headway.facts.model_config import resolve_model
-from headway.facts.schema import DataFacts
-from headway.facts.shape import shape_of
+from headway.facts.labels import has_labels, with_labels
+from headway.facts.model_config import ModelOrigin, resolve_model
+from headway.facts.schema import DataFacts, ModelShape
+from headway.facts.shape import OwnModel, probe_own, shape_of
 from headway.model.identity import weights_identity
 from headway.plan.make import AllFacts, make_plan
-from headway.plan.schema import Plan
+from headway.plan.schema import CodePlan, Plan
+from headway.plan.tasks import SOME_LABELS
 from headway.registry import require_extra
 from headway.run.paths import RunDir
+from headway.run.usercode import Named, find_code
 
 # Assumed until the tokenizer is known; only ever in a plan that is marked as estimated.
 _USUAL_VOCAB = 32_000
@@ -78,11 +81,15 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
     """Gather the machine's and the model's facts and make the plan."""
     config = loaded.config
     cluster = probe_cluster(config.launch.device)
-    origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base)
-    model_config = origin.config
+    task = config.task.kind
+    origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base, task=task)
+    model_config, fresh_head = origin.config, False
     if config.model.config is not None and data.tokenizer and not data.estimated:
         model_config = _with_special_tokens(model_config, Path(data.tokenizer))
-    shape, base = shape_of(model_config), ""
+    if task == "classification":
+        model_config, fresh_head = _with_labels(origin, model_config, data)
+    code = find_code(_own_names(config), loaded.base)
+    shape, base = _shape(config, model_config, data, code), ""
     if config.adapter is not None:
         require_extra("adapter", config.adapter.kind)
         shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
@@ -97,8 +104,38 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
         model_revision=origin.revision,
         notes=origin.notes,
         base=base,
+        fresh_head=fresh_head,
+        code=code,
     )
     return make_plan(loaded, facts)
+
+
+def _own_names(config: RunConfig) -> list[Named]:
+    """The user's own modules that ranks will import."""
+    named = [("model.factory", config.model.factory or ""), ("task.kind", config.task.kind)]
+    named += [("strategy.kind", config.strategy.kind)]
+    named += [(f"track[{index}]", kind) for index, kind in enumerate(config.track)]
+    return [Named(key, path) for key, path in named if ":" in path]
+
+
+def _shape(
+    config: RunConfig, model_config: dict[str, Any], data: DataFacts, code: Sequence[CodePlan]
+) -> ModelShape:
+    """Counted by formula or, of an own module, on what its factory makes."""
+    model = config.model
+    if model.factory is None:
+        return shape_of(model_config, config.task.kind)
+    roots = tuple(part.root for part in code)
+    return probe_own(OwnModel(model.factory, model.options, data.vocab, config.train.sequence, roots))
+
+
+def _with_labels(origin: ModelOrigin, config: dict[str, Any], data: DataFacts) -> tuple[dict[str, Any], bool]:
+    """(config for the data's labels, whether a pretrained folder's own head is for others)."""
+    if data.estimated:
+        return with_labels(config, SOME_LABELS, 0), origin.path is not None
+    vocabulary = read_vocabulary(Path(data.tokenizer))
+    pad = vocabulary.end if vocabulary.pad is None else vocabulary.pad
+    return with_labels(config, data.labels, pad), origin.path is not None and not has_labels(config, data.labels)
 
 
 def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
@@ -148,6 +185,7 @@ def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
 
 def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
     data = loaded.config.data
+    task = loaded.config.task
     return StoreRequest(
         sources=(data.train,),
         eval=data.eval,
@@ -155,6 +193,5 @@ def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
         cache=Path(data.cache).absolute(),
         base=loaded.base,
         workers=None if data.workers == "auto" else data.workers,
-    )
-    task = loaded.config.task
         reading=Reading(task.kind, task.loss_on or "assistant"),
+    )

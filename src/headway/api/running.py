@@ -26,6 +26,7 @@ from headway.run.lock import JobLock, clear_stop
 from headway.run.paths import RunDir, create
 from headway.run.record import gather_record, write_record
 from headway.run.summary import summarise
+from headway.run.usercode import copy_code
 
 _SAMPLE_CHARACTERS = 600
 
@@ -71,6 +72,7 @@ def make_run(planned: Planned, plan: Plan, name: str | None, certificate: Certif
     run = create(Path(loaded.config.runs), name or plan.name)
     run.config.write_text(loaded.text, encoding="utf-8")
     write_plan(plan, run.plan)
+    copy_code(plan.code, run)
     record = gather_record(plan, sys.argv, code=loaded.base)
     record["run_file"] = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
     if certificate is not None:

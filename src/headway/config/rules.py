@@ -27,6 +27,7 @@ from headway.units import Amount, format_count
 
 Rule = Callable[..., Iterable[Problem]]
 
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -47,9 +48,26 @@ def _revision(model: ModelConfig) -> Iterator[Problem]:
 
 
 def _tokenizer_needed(model: ModelConfig, data: DataConfig) -> Iterator[Problem]:
-    if model.config is not None and model.tokenizer is None and data.train.kind != "synthetic":
+    if model.from_ is None and model.tokenizer is None and data.train.kind != "synthetic":
         fix = "tokenizer: {train: 32k} to train one on the data, or {from: ./folder}"
         yield Problem("model.tokenizer", "is required for a model from scratch", fix=fix)
+
+
+def _own_model(model: ModelConfig, task: TaskConfig, data: DataConfig) -> Iterator[Problem]:
+    """A model of the user's own, and what Headway cannot do for it."""
+    if model.factory is None:
+        if model.options:
+            yield Problem("model.options", "has a meaning only with model.factory", fix="remove it")
+        return
+    if not _IMPORT.fullmatch(model.factory):
+        yield Problem("model.factory", "must be package.module:name", model.factory, "for example factory: net:make")
+    if task.kind == "causal_lm" and data.packing:
+        rule = "would let documents of one sequence see each other: your module is not told where they begin"
+        fix = "write data: {packing: false}, or a task of your own, which gets the borders"
+        yield Problem("data.packing", rule, True, fix)
+    if task.kind in kinds("task") and task.kind != "causal_lm":
+        rule = f"needs a model of the transformers library; yours is {model.factory}"
+        yield Problem("task.kind", rule, task.kind, "write task: causal_lm, or a task of your own")
 
 
 def _arch(model: ModelConfig) -> Iterator[Problem]:
@@ -93,24 +111,6 @@ def _task_kind(task: TaskConfig) -> Iterator[Problem]:
     yield from _known_kind("task.kind", task.kind, kinds("task"))
 
 
-def _adapter(adapter: AdapterConfig | None, model: ModelConfig) -> Iterator[Problem]:
-    if adapter is None:
-        return
-    if model.config is not None:
-        fix = "write model: {from: FOLDER}, or remove adapter to train all weights"
-        yield Problem("adapter", "needs a pretrained model: beside fresh weights it has nothing to adapt", fix=fix)
-    if not adapter.targets:
-        yield Problem("adapter.targets", "names no layer", fix="write targets: all-linear")
-
-
-# --- length and batch ------------------------------------------------------------------------------------------------
-
-
-def _batch_tokens(train: TrainConfig) -> float:
-    batch = train.global_batch
-    return batch.value if batch.unit == "tokens" else batch.value * train.sequence
-
-
 def _task_options(task: TaskConfig) -> Iterator[Problem]:
     """An option of another task would be silently without effect."""
     own = {"loss_on": "instruction", "class_weights": "classification"}
@@ -127,6 +127,27 @@ def _one_text_a_sequence(task: TaskConfig, data: DataConfig) -> Iterator[Problem
         yield Problem(
             "data.packing", "has no effect with task: classification: each text stands alone", True, "remove it"
         )
+
+
+def _adapter(adapter: AdapterConfig | None, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
+    if adapter is None:
+        return
+    if model.from_ is None and (model.config or model.factory):
+        fix = "write model: {from: FOLDER}, or remove adapter to train all weights"
+        yield Problem("adapter", "needs a pretrained model of the transformers library", fix=fix)
+    if task.kind == "classification":
+        rule = "is for language models: the head of a classifier starts fresh and must be trained as a whole"
+        yield Problem("adapter", rule, fix="remove adapter to train all weights")
+    if not adapter.targets:
+        yield Problem("adapter.targets", "names no layer", fix="write targets: all-linear")
+
+
+# --- length and batch ------------------------------------------------------------------------------------------------
+
+
+def _batch_tokens(train: TrainConfig) -> float:
+    batch = train.global_batch
+    return batch.value if batch.unit == "tokens" else batch.value * train.sequence
 
 
 def _tokens(amount: Amount, train: TrainConfig) -> float | None:
@@ -251,11 +272,14 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("name",), _name),
     (("model",), _revision),
     (("model", "data"), _tokenizer_needed),
+    (("model", "task", "data"), _own_model),
     (("model",), _arch),
     (("model", "train"), _sequence_fits),
     (("data",), _sources),
     (("task",), _task_kind),
-    (("adapter", "model"), _adapter),
+    (("task",), _task_options),
+    (("task", "data"), _one_text_a_sequence),
+    (("adapter", "model", "task"), _adapter),
     (("train",), _batch_holds_a_sequence),
     (("train",), _length_holds_a_step),
     (("train", "optimizer"), _warmup_ends),
@@ -273,11 +297,9 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
 ALTERNATIVES = (
     (
         "model",
-        ("from", "config"),
-    (("task",), _task_options),
-    (("task", "data"), _one_text_a_sequence),
+        ("from", "config", "factory"),
         True,
-        "from: a pretrained folder or Hub id; config: {arch: llama, ...} for a new model",
+        "from: a pretrained folder or Hub id; config: {arch: llama, ...} for a new model; factory: your own module",
     ),
     ("model.tokenizer", ("from", "train"), True, "for example tokenizer: {train: 32k}"),
     ("launch", ("gpus", "processes"), False, "keep one: gpus starts one process each"),

@@ -75,13 +75,22 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """Exactly one of `from` (folder or Hub id) and `config` (from scratch). `model: ./folder` is short for `from`."""
+    """Exactly one of `from` (folder or Hub id), `config` (from scratch) and `factory` (your own module).
+
+    `model: ./folder` is short for `from`, `model: package.module:name` for `factory`.
+    """
 
     from_: str | None = Field(
         default=None, alias="from", description="Pretrained folder or Hub id.", examples=["./SmolLM2-135M"]
     )
     revision: str | None = Field(default=None, description="Hub revision: a commit hash, so that it cannot move.")
     config: ModelArch | None = Field(default=None, description="A new model from scratch.")
+    factory: str | None = Field(
+        default=None,
+        description="A function or class that makes an nn.Module, or a ModelSource class; found beside the run file.",
+        examples=["net:make"],
+    )
+    options: dict[str, Any] = Field(default={}, description="Arguments of `factory`.")
     tokenizer: TokenizerConfig | None = Field(default=None, description="Default: the one in the pretrained folder.")
     attention: Literal["auto", "sdpa", "eager", "flash", "flex"] = Field(
         default="auto", description="Attention kernel."

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 _ZERO = re.compile(r"zero(?:[-_ ]?([0-3]))?", re.IGNORECASE)
 _SHARE = re.compile(r"\s*[+-]?[\d.]+(?:e[+-]?\d+)?\s*%?\s*", re.IGNORECASE)
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
 _COUNT = re.compile(r"\s*[\d._]+\s*[kKmM]?\s*")
 
 
@@ -24,7 +25,9 @@ def _is_list(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _model(value: Any) -> Any:
-    return {"from": value} if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return {"factory": value} if _IMPORT.fullmatch(value) else {"from": value}
 
 
 def _tokenizer(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headway.model.adapter import base_name
@@ -14,7 +15,9 @@ from headway.units import format_count
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an export comes from. `record` is the run's record.json; `evaluation` its last held-out figures."""
+    """Where an export comes from. `record` is the run's record.json; `evaluation` its last held-out figures; `code`
+    the run's copies of the user's own modules.
+    """
 
     plan: Plan
     record: Mapping[str, Any]
@@ -22,6 +25,7 @@ class Provenance:
     tokens: int
     evaluation: Mapping[str, float] = field(default_factory=dict)
     checkpoint: str | None = None
+    code: Path | None = None
 
 
 def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) -> str:
@@ -31,15 +35,18 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
     """
     plan = provenance.plan
     base, _ = base_name(plan)
-    library = ["library_name: peft", f"base_model: {base}"] if adapter else ["library_name: transformers"]
-    front = ["---", *library, "pipeline_tag: text-generation", "tags:", "- headway", "---"]
+    own = ":" in plan.model.kind
+    library = ["library_name: pytorch" if own else "library_name: transformers"]
+    if adapter:
+        library = ["library_name: peft", f"base_model: {base}"]
+    front = ["---", *library, *([] if own else ["pipeline_tag: text-generation"]), "tags:", "- headway", "---"]
     head = f"{_what(plan, adapter=adapter)} with Headway."
     parts = [
         "\n".join(front),
         f"# {plan.name}",
         head,
         verdict,
-        f"## Use\n\n```python\n{_use(base) if adapter else _USE}```",
+        f"## Use\n\n```python\n{_use(base) if adapter else _USE_OWN if own else _USE}```",
         "## Held-out figures\n\n" + _table({k: f"{v:.4f}" for k, v in provenance.evaluation.items()}, "none"),
         "## Training\n\n" + _table(_training(provenance), ""),
         "## Record\n\n" + _table(_origin(provenance), ""),
@@ -52,6 +59,15 @@ _USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 model = AutoModelForCausalLM.from_pretrained("PATH")
+"""
+
+
+_USE_OWN = """import sys
+
+sys.path.insert(0, "PATH")
+from load import load  # its source lies in PATH/code
+
+model = load()
 """
 
 

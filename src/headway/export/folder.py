@@ -17,6 +17,7 @@ from torch import nn
 from headway.errors import ExportError
 from headway.export.card import Provenance, record_json, render_card
 from headway.export.census import Recorder
+from headway.export.own import write_own
 from headway.export.tokenizer import copy_tokenizer
 from headway.model.adapter import CONFIG, LoraSource
 from headway.model.seam import ModelSource
@@ -95,6 +96,8 @@ def _write(
         source.base.save(folder, recorder.watch(source.merged(adapter)), model)
     else:
         source.save(folder, recorder.watch(weights), model)
+    if ":" in provenance.plan.model.kind:
+        write_own(folder, provenance.plan, provenance.code)
     _complete(folder, recorder, provenance, tied=sorted(tied_names(model).items()))
 
 

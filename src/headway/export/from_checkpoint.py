@@ -11,8 +11,9 @@ from torch import nn
 
 from headway.errors import ExportError
 from headway.export.card import Provenance
+from headway.export.compare import comparison
 from headway.export.folder import ExportedFolder, export_folder
-from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
+from headway.export.verify import ExportCheck
 from headway.model.identity import require_base
 from headway.model.naming import named_state
 from headway.model.seam import ModelSource
@@ -20,6 +21,7 @@ from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.parallel.seam import SliceReader
 from headway.parallel.slices import persistent_buffers
+from headway.registry import resolve
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ def export_checkpoint(reader: SliceReader, folder: Path, provenance: Provenance)
     model = source.build() if plan.adapter is None else build_filled(source, torch.device("cpu"))
     load_weights(model, reader)
     exported = export_folder(source, _weights(model), folder, provenance, model=model)
-    ids = probe_ids(plan)
-    return Exported(exported, verify_export(folder, ids, model_logits(model, ids), provenance))
+    compared = comparison(plan, resolve("task", plan.task.kind)(plan))
+    return Exported(exported, compared.verify(folder, compared.measure(model), provenance))
 
 
 @torch.no_grad()

@@ -45,10 +45,13 @@ class ExportCheck:
     folder: str = ""
     remarks: tuple[str, ...] = ()  # what a user of the folder should know
     loader: str = "plain transformers"
+    compared: str = "logits"
 
     def sentence(self) -> str:
         """The verdict, for people."""
-        measured = f"logits differ by at most {self.max_difference:.2e} (bound {self.bound:.2e}: {self.reason})"
+        measured = (
+            f"{self.compared} differ by at most {self.max_difference:.2e} (bound {self.bound:.2e}: {self.reason})"
+        )
         if self.verified:
             remarks = "".join(f" **Note**: {remark}." for remark in self.remarks)
             return f"Verified: loaded in {self.loader}, {self.census.tensors} tensors equal; {measured}.{remarks}"
@@ -159,7 +162,7 @@ def _base(plan: Plan) -> Any:
 
 def _compare(loaded: _Loaded, ids: torch.Tensor, reference: torch.Tensor, plan: Plan) -> ExportCheck:
     logits = model_logits(loaded.model, ids)
-    share, reason = BOUNDS[max(_precisions(plan), key=_COARSENESS.index)]
+    share, reason = BOUNDS[coarsest(plan)]
     bound = share * max(1.0, float(reference.abs().max()))
     same_shape = logits.shape == reference.shape
     difference = float((logits - reference).abs().max()) if same_shape else math.inf
@@ -167,9 +170,10 @@ def _compare(loaded: _Loaded, ids: torch.Tensor, reference: torch.Tensor, plan: 
     return ExportCheck(verified, difference, bound, reason, loaded.census, loader=loaded.loader)
 
 
-def _precisions(plan: Plan) -> set[str]:
+def coarsest(plan: Plan) -> str:
+    """The precision that decides the bound: of the training, its products, or the folder."""
     tf32 = {"tf32"} if plan.numerics.tf32 and plan.launch.device == "cuda" else set[str]()
-    return {plan.numerics.precision, plan.export.dtype, *tf32}
+    return max({plan.numerics.precision, plan.export.dtype, *tf32}, key=_COARSENESS.index)
 
 
 @contextmanager

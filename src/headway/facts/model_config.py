@@ -20,7 +20,7 @@ _FFN_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """The resolved model: config, folder and revision of the weights (None from scratch), notes for the user."""
+    """The resolved model: config ({} of an own module), folder and revision (None from scratch), notes for the user."""
 
     config: dict[str, Any]
     path: Path | None = None
@@ -43,12 +43,19 @@ def resolve_model_config(model: ModelConfig, *, vocab: int, sequence: int, base:
     return resolve_model(model, vocab=vocab, sequence=sequence, base=base).config
 
 
-def resolve_model(model: ModelConfig, *, vocab: int, sequence: int, base: Path) -> ModelOrigin:
-    """As `resolve_model_config`, with the folder, the revision and notes that the plan and the checks show."""
+def resolve_model(
+    model: ModelConfig, *, vocab: int, sequence: int, base: Path, task: str = "causal_lm"
+) -> ModelOrigin:
+    """As `resolve_model_config`, with the folder, the revision and notes that the plan and the checks show.
+
+    task: a classifier may be an encoder.
+    """
+    if model.factory is not None:
+        return ModelOrigin({})
     if model.config is not None:
-        return ModelOrigin(scratch_config(model.config, vocab=vocab, sequence=sequence))
+        return ModelOrigin(scratch_config(model.config, vocab=vocab, sequence=sequence, task=task))
     if model.from_ is None:
-        fix = "write model.config (from scratch) or model.from (a folder or a Hub id)"
+        fix = "write model.config (from scratch), model.from (a folder or a Hub id) or model.factory (your own)"
         raise ConfigError(problems=[Problem("model", "needs one of `config` and `from`", fix=fix)])
     folder, revision, notes = locate_pretrained(model.from_, model.revision, base)
     config = read_config(folder)
@@ -124,12 +131,13 @@ def sequence_notes(config: dict[str, Any], sequence: int) -> tuple[str, ...]:
     return ()
 
 
-def scratch_config(arch: ModelArch, *, vocab: int, sequence: int) -> dict[str, Any]:
+def scratch_config(arch: ModelArch, *, vocab: int, sequence: int, task: str = "causal_lm") -> dict[str, Any]:
     """A complete config from the run file's short words. Raises ConfigError with every problem at once."""
-    row = ARCHITECTURES.get(arch.arch) if arch.arch in SCRATCH else None
+    known = tuple(ARCHITECTURES) if task == "classification" else SCRATCH
+    row = ARCHITECTURES.get(arch.arch) if arch.arch in known else None
     if row is None:
-        near = get_close_matches(arch.arch.lower().replace("-", "_"), SCRATCH, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(SCRATCH)}"
+        near = get_close_matches(arch.arch.lower().replace("-", "_"), known, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(known)}"
         fix = "for any other, give model.from a folder with its config.json"
         raise ConfigError(
             problems=[Problem("model.config.arch", f"is not a known architecture; {hint}", arch.arch, fix)]

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from headway.errors import ModelError
+from headway.errors import ConfigError, ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
+from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
 from headway.facts.schema import AdapterShape, Facts, ModelShape
 
@@ -47,8 +48,8 @@ class Dimensions:
         return self.kv_heads * self.head_dim
 
 
-def shape_of(config: dict[str, Any]) -> ModelShape:
-    """Parameter counts and dimensions of a transformers config (the content of config.json).
+def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
+    """Parameter counts and dimensions of a transformers config (the content of config.json), with the task's head.
 
     llama, mistral, qwen2, qwen3, gemma, gemma2, gpt2, gpt_neox, phi and bert by formula, exact; any other
     architecture is built on the meta device by `python -m headway.model.probe`, in a process of its own.
@@ -58,11 +59,12 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     """
     arch = ARCHITECTURES.get(str(config.get("model_type")))
     if arch is None or "quantization_config" in config or config.get("add_cross_attention"):
-        return probe_shape(config)
+        return probe_shape(config, task)
     size = read_dimensions(config, arch)
     block = _block(config, size, arch)
     embedding = size.vocab * size.hidden
-    head, extra = _head(config, size)
+    labelled = task == "classification"
+    head, extra = _label_head(config, size) if labelled else _head(config, size)
     total = embedding + head + extra + size.layers * block
     return ModelShape(
         arch=str(config["model_type"]),
@@ -77,7 +79,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         ffn=size.ffn,
         vocab=size.vocab,
         max_sequence=size.positions,
-        tied=size.tied,
+        tied=size.tied and not labelled,
         largest_layer_parameters=max(block, embedding),
         estimated=True,
     )
@@ -157,15 +159,43 @@ def _head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
     return matrix + (size.vocab if model == "phi" else 0), final_norm
 
 
-def probe_shape(config: dict[str, Any]) -> ModelShape:
+def _label_head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
+    """As `_head`, of a classifier: one output a label in place of the vocabulary."""
+    model = str(config["model_type"])
+    norm = size.hidden * (2 if ARCHITECTURES[model].norm == "layer" else 1)
+    outputs = label_count(config) * size.hidden
+    if model == "bert":
+        places = int(value_of(config, "max_sequence")) + int(config.get("type_vocab_size", 2))
+        pooler = size.hidden * size.hidden + size.hidden
+        return outputs + label_count(config), places * size.hidden + norm + pooler
+    return outputs, norm + (size.positions * size.hidden if model == "gpt2" else 0)
+
+
+def probe_shape(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """Build the model on the meta device in a process of its own and count. Raises ModelError with its words."""
-    return _probe(ModelShape, config, ())
+    return _probe(ModelShape, config, () if task == "causal_lm" else ("--task", task))
 
 
 def probe_adapter(config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape:
     """As `probe_shape`: what an adapter adds to the model. Raises ModelError, also where a target means no layer."""
     words = [targets] if isinstance(targets, str) else list(targets)
     return _probe(AdapterShape, config, ("--rank", str(rank), "--targets", *words))
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A user's module for the probe: the factory's import path and arguments, and the folders to import from."""
+
+    factory: str
+    options: dict[str, Any]
+    vocab: int
+    sequence: int
+    folders: tuple[str, ...]
+
+
+def probe_own(model: OwnModel) -> ModelShape:
+    """As `probe_shape`, of what a user's factory makes. Raises ModelError with what is wrong with it."""
+    return _probe(ModelShape, {"model_type": model.factory, **asdict(model)}, ("--own",))
 
 
 def _probe(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]) -> _Answer:
@@ -186,7 +216,7 @@ def _probe(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]
         except ValidationError as error:
             raise ModelError(f"the probe of the model {name!r} gave no readable shape: {error}") from error
     said = done.stderr.strip().splitlines()
-    if said and options and done.returncode == ModelError.exit_code:
+    if said and options and done.returncode in (ModelError.exit_code, ConfigError.exit_code):
         raise ModelError(f"the model {name!r}: {said[-1]}")
     fix = "check config.json; the architecture must be one that the installed transformers knows"
     raise ModelError(

@@ -57,17 +57,22 @@ class HuggingFaceSource:
     @cached_property
     def _pretrained(self) -> PretrainedWeights | None:
         # Not before it is asked for: a checkpoint is exported without the folder that the run began from.
-        return None if self._folder is None else PretrainedWeights(self._folder, self.skeleton)
+        if self._folder is None:
+            return None
+        return PretrainedWeights(self._folder, self.skeleton, body_only=self._plan.model.fresh_head)
 
     @cached_property
     def _initialiser(self) -> Initialiser:
         return Initialiser(self.skeleton, self._plan.numerics.seed)
 
     def build(self) -> nn.Module:
-        """The transformers model in fp32, ties in place, nothing initialised; its forward also takes targets.
+        """The transformers model in fp32, ties in place, nothing initialised; of a language model, its forward also
+        takes targets.
 
         Works on the meta device and under DeepSpeed's partitioning: whatever context is active makes the parameters.
         """
+        if self._plan.task.kind == "classification":
+            return build_empty(self._kind, copy.deepcopy(self.config))
         model = build_empty(with_loss(self._kind), copy.deepcopy(self.config))
         specialise_head(self._kind, self.skeleton, model)
         return model
@@ -103,6 +108,8 @@ class HuggingFaceSource:
                 yield local, self._pretrained.read(full)
             elif local in module._buffers:
                 yield local, self.skeleton.get_buffer(full)
+            else:  # of a head that the folder does not hold
+                yield local, self._initialiser.values(name)[local]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What `fill` would write, as a saved model holds it: each parameter once, persistent buffers, on the host."""
@@ -213,6 +220,8 @@ def _config_of(folder: Path | None) -> dict[str, Any]:
 
 def _implementation(plan: Plan, kind: type[PreTrainedModel]) -> str:
     """transformers' name of the attention. Architectures with attention code of their own (or none) know two names."""
+    if plan.task.kind == "classification":  # padded, not packed, and maybe both ways: transformers' own kernels
+        return "sdpa" if plan.model.attention == "sdpa" and kind._supports_sdpa else "eager"
     if kind._supports_attention_backend:
         return IMPLEMENTATIONS[plan.model.attention]
     return "sdpa" if plan.model.attention == "sdpa" and kind._supports_sdpa else "eager"

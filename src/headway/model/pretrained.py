@@ -45,13 +45,16 @@ class _Group:
 class PretrainedWeights:
     """The safetensors of a model folder, seen as the parameters and buffers of a skeleton.
 
+    body_only: the head is not the folder's. Nothing is read for it, a pooler may be absent, and what the folder holds
+    beside the body is left alone.
+
     Raises:
         ModelError: no safetensors, a damaged or absent file, missing or unexpected tensors, other shapes, two different
             tensors for one tied parameter.
     """
 
-    def __init__(self, folder: Path, skeleton: PreTrainedModel):
-        self._folder, self._skeleton = folder, skeleton
+    def __init__(self, folder: Path, skeleton: PreTrainedModel, *, body_only: bool = False):
+        self._folder, self._skeleton, self._body_only = folder, skeleton, body_only
         self._state = skeleton.state_dict()
         self._files = stored_names(folder)  # tensor -> file
         self._handles: dict[str, Any] = {}
@@ -89,6 +92,8 @@ class PretrainedWeights:
             name, pattern = rename_source_key(stored, renamings, converters, prefix, self._state)
             if name not in self._state and stored in self._state:
                 name, pattern = rename_source_key(stored, [], [], prefix, self._state)
+            if self._body_only and not self._in_body(name):
+                continue
             if name not in self._state:
                 unexpected.add(name)
                 continue
@@ -102,6 +107,15 @@ class PretrainedWeights:
         # Saving in the form that was read is transformers' rule too, and it reads the rules that applied from here.
         self._skeleton._weight_conversions = [rule for rule in rules if rule.was_used()]  # pyright: ignore
         return unexpected
+
+    def _in_body(self, name: str) -> bool:
+        """Whether a name, with the body's prefix or without, is of the body."""
+        prefix = self._skeleton.base_model_prefix
+        parts = dict(getattr(self._skeleton, prefix).named_children())
+        return name.partition(".")[0] in (prefix, *parts)
+
+    def _may_be_fresh(self, name: str) -> bool:
+        return self._body_only and (not self._in_body(name) or "pooler" in name.split("."))
 
     def _tie(self) -> dict[str, str]:
         """Parameter -> the stored name of the tied set that it belongs to."""
@@ -124,7 +138,7 @@ class PretrainedWeights:
         return self._convert(self._groups[name])[name]
 
     def _require_complete(self, unexpected: set[str]) -> None:
-        missing = {name for name in self._state if not self.holds(name)}
+        missing = {name for name in self._state if not self.holds(name) and not self._may_be_fresh(name)}
         info = _info(set(missing), unexpected)
         self._skeleton._adjust_missing_and_unexpected_keys(info)
         # transformers lets some names be absent; buffers it can make again, a parameter nobody can.

@@ -1,7 +1,8 @@
 """`python -m headway.model.probe CONFIG.json`: the shape of any transformers model, counted on the built architecture.
 
-Prints a ModelShape as JSON on the last line of its output; with `--rank N --targets NAME ...` an AdapterShape. For the
-planner, which loads no torch.
+Prints a ModelShape as JSON on the last line of its output; with `--rank N --targets NAME ...` an AdapterShape; with
+`--own` the shape of a user's module, CONFIG.json being `headway.facts.shape.OwnModel`. For the planner, which loads no
+torch.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape, chosen_layers
 from headway.facts.schema import ModelShape
+from headway.model.own import call_factory, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
+from headway.plan.schema import ModelPlan
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -60,16 +66,62 @@ def _first(config: Any, *names: str) -> Any:
     return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
 
 
+def shape_of_own(asked: dict[str, Any]) -> ModelShape:
+    """The shape of what the user's factory makes, on the meta device where its constructor allows that.
+
+    Raises ModelError with the factory's own words where it fails.
+    """
+    sys.path[:0] = asked["folders"]
+    kind = asked["factory"]
+    made = _said_by(kind, lambda: load_factory(kind))
+    plan = ModelPlan(kind=kind, options=asked["options"])
+    if is_source(made):
+        rule = "is a ModelSource class without a static method shape(options), which returns its ModelShape"
+        shape: Any = getattr(made, "shape", None)
+        if shape is None:
+            raise ModelError(problems=[Problem("model.factory", rule, kind, "add it")])
+        return shape(asked["options"])
+
+    def built() -> nn.Module:
+        return call_factory(made, plan, asked["vocab"], asked["sequence"])
+
+    try:
+        with torch.device("meta"):
+            module = built()
+    except ModelError:
+        raise
+    except Exception:  # a constructor that reads its values: it is run for real
+        module = _said_by(kind, built)
+    return own_shape(module, kind, asked["vocab"], asked["sequence"])
+
+
+def _said_by(kind: str, work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except HeadwayError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        rule = f"failed: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        raise ModelError(problems=[Problem("model.factory", rule, kind, "correct it")]) from error
+
+
 def main(arguments: list[str]) -> int:
     """Exit code 0 with the shape on stdout, or the error's code with its message on stderr."""
     parser = argparse.ArgumentParser(prog="python -m headway.model.probe")
     parser.add_argument("config", type=Path)
+    parser.add_argument("--own", action="store_true")
+    parser.add_argument("--task", default="causal_lm")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--targets", nargs="+", default=[ALL_LINEAR])
     asked = parser.parse_args(arguments)
     try:
-        config = read_config(json.loads(asked.config.read_text(encoding="utf-8")))
-        model = build_skeleton(model_class(config), config)
+        content = json.loads(asked.config.read_text(encoding="utf-8"))
+        if asked.own:
+            print(shape_of_own(content).model_dump_json())
+            return 0
+        config = read_config(content)
+        model = build_skeleton(model_class(config, asked.task), config)
         if not asked.rank:
             print(shape_of_model(model).model_dump_json())
             return 0

@@ -351,7 +351,8 @@ class DeepSpeed:
             rule = f"DeepSpeed stage 0 in {plan.numerics.precision} takes another optimizer path and other losses"
             raise PlanError(problems=[Problem("strategy.stage", rule, 0, "write strategy: ddp, or stage 1 or more")])
         config = deepspeed_config(plan)
-        module = self._build_sharded(source, config) if plan.strategy.stage == 3 else self._build(source, plan)
+        sharded = plan.strategy.stage == 3 and not getattr(source, "builds_whole", False)
+        module = self._build_sharded(source, config) if sharded else self._build(source, plan)
         optimizer = build_optimizer(plan.optimizer, decay_groups(module, plan.optimizer.weight_decay))
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)  # pyright: ignore
         return DeepSpeedEngine(engine, task, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway import __version__
@@ -29,6 +29,7 @@ from headway.plan.numerics import (
 from headway.plan.schedule import Pace, make_schedule
 from headway.plan.schema import (
     AdapterPlan,
+    CodePlan,
     DataPlan,
     ExportPlan,
     LaunchPlan,
@@ -41,8 +42,8 @@ from headway.plan.schema import (
 )
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
 from headway.plan.strategy import Rung, StrategyRequest, choose_strategy
-from headway.units import format_count
 from headway.plan.tasks import plan_task
+from headway.units import format_count
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class AllFacts:
 
     model_config: the complete transformers config. model_path, model_revision: of a pretrained model, from
     `headway.facts.model_config.resolve_model`, as are the notes. base: the identity of the weights that an adapter
-    belongs to.
+    belongs to. fresh_head: see ModelPlan. code: the user's own modules.
     """
 
     cluster: ClusterFacts
@@ -63,6 +64,8 @@ class AllFacts:
     model_revision: str | None = None
     notes: tuple[str, ...] = ()
     base: str = ""
+    fresh_head: bool = False
+    code: tuple[CodePlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ def _settle(config: RunConfig, facts: AllFacts, ledger: Ledger) -> _Settled:
     precision = plan_precision(config, cluster, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
+    if config.task.kind == "classification":
+        needs = replace(needs, both_ways=True)
     attention = plan_attention(config.model.attention, needs, cluster, precision, ledger)
     if config.strategy.kind == "deepspeed" and config.strategy.stage == 0 and precision != "fp32":
         rule = f"DeepSpeed's stage 0 in {precision} takes another optimizer path than all other stages"
@@ -149,6 +154,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         loss_chunk_tokens=0,
         attention=settled.attention,
         adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
+        language=config.task.kind != "classification",
     )
     return with_micro_batch(request, micro, config.train)
 
@@ -186,7 +192,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
     return Plan(
         name=facts.name,
         headway=__version__,
-        model=_model(run, facts, settled.attention),
+        model=_model(run, facts, settled.attention, ledger),
         task=plan_task(config.task, data, ledger),
         adapter=_adapter(config, facts, ledger),
         data=DataPlan(
@@ -213,6 +219,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         shape=facts.shape,
         facts=data,
         reasons=ledger.reasons,
+        code=facts.code,
     )
 
 
@@ -236,16 +243,20 @@ def _adapter(config: RunConfig, facts: AllFacts, ledger: Ledger) -> AdapterPlan 
     )
 
 
-def _model(run: LoadedRun, facts: AllFacts, attention: Attention) -> ModelPlan:
+def _model(run: LoadedRun, facts: AllFacts, attention: Attention, ledger: Ledger) -> ModelPlan:
     """Where the worker takes the model from; a folder that the facts do not name is found beside the run file."""
     asked, path, revision = run.config.model, facts.model_path, facts.model_revision
     if asked.from_ is not None and path is None:
         folder, revision, _ = locate_pretrained(asked.from_, asked.revision, run.base)
         path = str(folder)
+    if facts.fresh_head:
+        ledger.because("model.fresh_head", "the head starts fresh: the folder's own is for other labels, or absent")
     return ModelPlan(
-        kind="config" if asked.from_ is None else "pretrained",
+        kind=asked.factory or ("config" if asked.from_ is None else "pretrained"),
         path=path,
         revision=revision,
         config=facts.model_config,
+        options=asked.options,
         attention=attention,
+        fresh_head=facts.fresh_head,
     )

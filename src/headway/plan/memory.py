@@ -50,6 +50,7 @@ class MemoryRequest:
     loss_chunk_tokens: int
     attention: str
     adapter_dropout: bool = False
+    language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
 
     @property
     def tokens(self) -> int:
@@ -322,6 +323,8 @@ def logits_bytes(request: MemoryRequest) -> int:
     their log-softmax and its gradient.
     """
     shape, e = request.shape, request.element_bytes
+    if not request.language:
+        return 0
     tokens = min(request.tokens, request.loss_chunk_tokens or request.tokens)
     converted = e if request.precision != "fp32" else 0
     if shape.arch == "gemma2":

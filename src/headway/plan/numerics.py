@@ -69,6 +69,7 @@ class AttentionNeeds:
     head_dim: int
     capped: bool  # soft-capped scores, as in gemma2
     dropout: bool
+    both_ways: bool = False  # an encoder: what follows is attended to as well, padding is not
 
     @staticmethod
     def of(model_config: dict[str, Any], head_dim: int) -> AttentionNeeds:
@@ -81,6 +82,8 @@ class AttentionNeeds:
         """Why a kernel cannot be used; empty where it can."""
         if kernel in ("flash", "flex") and cluster.device == "cpu":
             return "has no backward pass on a CPU"
+        if kernel in ("flash", "flex") and self.both_ways:
+            return "is set up for causal attention only"
         if kernel in ("flash", "flex") and self.dropout:
             return "has no dropout, and the model's attention has some"
         if kernel == "flash":

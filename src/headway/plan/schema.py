@@ -24,7 +24,17 @@ class ModelPlan(Part):
     path: str | None = None  # folder of a pretrained model
     revision: str | None = None
     config: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # of the user's own factory
     attention: Literal["sdpa", "eager", "flash", "flex"] = "sdpa"
+    fresh_head: bool = False  # a pretrained body under a head that its folder does not hold
+
+
+class CodePlan(Part):
+    """Source files of the user's own modules: name beneath `root` -> sha256. installed: in a place of packages."""
+
+    root: str
+    files: dict[str, str]
+    installed: bool = False
 
 
 class TaskPlan(Part):
@@ -204,6 +214,7 @@ class Plan(Part):
     facts: DataFacts
     reasons: dict[str, str]  # "batch.micro_batch" -> why it is so
     forced: tuple[str, ...] = ()
+    code: tuple[CodePlan, ...] = ()
 
     def digest(self) -> str:
         """sha256 of the plan's canonical JSON: plan.json carries it, so that an edit by hand is noticed."""

@@ -10,7 +10,7 @@ from headway.plan.ledger import Ledger
 from headway.plan.schema import TaskPlan
 
 # Of a plan whose data is not built yet.
-_SOME_LABELS = ("first label", "second label")
+SOME_LABELS = ("first label", "second label")
 
 
 def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
@@ -24,14 +24,14 @@ def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
             ledger.because("facts.train_targets", share)
         return TaskPlan(kind=task.kind, options={"loss_on": learnt})
     if task.kind == "classification":
-        labels = data.labels or _SOME_LABELS
+        labels = data.labels or SOME_LABELS
         return TaskPlan(kind=task.kind, options={"labels": list(labels), "weights": _weights(task, data, ledger)})
     return TaskPlan(kind=task.kind, options=task.options)
 
 
 def _weights(task: TaskConfig, data: DataFacts, ledger: Ledger) -> list[float]:
     """One weight a label. balanced: texts / (labels x texts of the label), so that every label weighs the same."""
-    asked, labels = task.class_weights, data.labels or _SOME_LABELS
+    asked, labels = task.class_weights, data.labels or SOME_LABELS
     if asked is None or data.estimated:
         return [1.0] * len(labels)
     if asked == "balanced":

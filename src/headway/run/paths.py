@@ -2,7 +2,7 @@
 
 runs/<name>-<YYYYMMDD-HHMMSS>/
     run.yaml  plan.json  record.json  record.diff  metrics.jsonl  events.jsonl  job.lock  stop.json
-    logs/rank-N.log  logs/rank-N.error.json  checkpoints/step-00000100/  export/  tensorboard/
+    logs/rank-N.log  logs/rank-N.error.json  checkpoints/step-00000100/  export/  tensorboard/  code/
 """
 
 from __future__ import annotations
@@ -80,6 +80,16 @@ class RunDir:
     @property
     def export(self) -> Path:
         return self.path / "export"
+
+    @property
+    def code(self) -> Path:
+        """The user's own modules as the run imports them."""
+        return self.path / "code"
+
+    @property
+    def installed_code(self) -> Path:
+        """Copies of own modules that are imported from an installed package: a record, no import."""
+        return self.path / "code-installed"
 
     @property
     def tensorboard(self) -> Path:

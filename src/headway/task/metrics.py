@@ -1,8 +1,9 @@
-"""Figures of a language model from sums of its loss."""
+"""Figures of a model from sums over all that was evaluated."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def bits_per_byte(sum_nats: float, text_bytes: int) -> float:
@@ -16,3 +17,9 @@ def bits_per_byte(sum_nats: float, text_bytes: int) -> float:
 def perplexity(mean_nats: float) -> float:
     """exp of the mean loss; inf where that is beyond a float."""
     return math.exp(mean_nats) if mean_nats < 709 else math.inf
+
+
+def macro_f1(hits: Sequence[float], guesses: Sequence[float], texts: Sequence[float]) -> float:
+    """Mean of 2 hits / (guesses + texts) over the labels that were guessed or true; nan where none was."""
+    scores = [2 * h / (g + t) for h, g, t in zip(hits, guesses, texts, strict=True) if g + t > 0]
+    return sum(scores) / len(scores) if scores else math.nan

@@ -8,9 +8,10 @@ from pathlib import Path
 from headway.data.samples import decode_prompt, decode_sample
 from headway.errors import ExportError
 from headway.export.card import Provenance
+from headway.export.compare import comparison
 from headway.export.folder import export_folder
 from headway.export.sample import generate
-from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
+from headway.export.verify import ExportCheck
 from headway.parallel.collectives import exchange
 from headway.train.build import Parts, open_data, record_of
 from headway.train.reporter import SilentReporter
@@ -29,8 +30,8 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
         return None
     started = time.monotonic()
     rank = parts.ranks.rank
-    ids = probe_ids(parts.plan)
-    reference = model_logits(parts.engine.module, ids)
+    compared = comparison(parts.plan, parts.task)
+    reference = compared.measure(parts.engine.module)
     check: ExportCheck | None = None
     failure = ""
     weights = parts.engine.full_weights()
@@ -41,10 +42,11 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
             step=parts.progress.step,
             tokens=parts.progress.tokens,
             evaluation=evaluation,
+            code=parts.run.code if parts.run.code.is_dir() else None,
         )
         try:
             export_folder(parts.source, weights, parts.run.export, provenance, model=parts.engine.module)
-            check = verify_export(parts.run.export, ids, reference, provenance)
+            check = compared.verify(parts.run.export, reference, provenance)
         except ExportError as error:
             failure = str(error)
     for _ in weights:  # peers gather inside this iterator; rank 0 too where its export failed half-way
@@ -56,7 +58,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
     reporter.event("export", path=str(parts.run.export), seconds=time.monotonic() - started, **fields)
     for remark in check.remarks:
         reporter.event("warning", text=remark)
-    if check.verified and rank == 0:
+    if check.verified and rank == 0 and ":" not in parts.plan.model.kind:
         _show_sample(parts, reporter)
     return check
 
@@ -81,6 +83,6 @@ def _held_out_start(parts: Parts) -> str:
     """
     split = "eval" if parts.plan.facts.eval_windows else "train"
     sample = open_data(parts.plan, split)[0]
-    return decode_sample(sample, Path(parts.plan.data.tokenizer), special_tokens=False)[:_PROMPT_CHARACTERS]
     if parts.plan.task.kind == "instruction":
         return decode_prompt(sample, Path(parts.plan.data.tokenizer))
+    return decode_sample(sample, Path(parts.plan.data.tokenizer), special_tokens=False)[:_PROMPT_CHARACTERS]

@@ -70,9 +70,11 @@ def train_run(
 ) -> None:
     """Read the plan, join the group, run the session. `session_class`: one that watches, for certify."""
     from headway.plan.files import read_plan
+    from headway.run.usercode import use_code
     from headway.train import environment
 
     plan = read_plan(run.plan)
+    use_code(plan.code, run)
     environment.prepare(plan.launch.device)
     if plan.strategy.kind == "deepspeed":
         import deepspeed  # noqa: F401
