@@ -28,7 +28,9 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
     needed_tokens = STEPS * small.plan.batch.global_sequences * SEQUENCE
     if plan.data.store and not plan.facts.estimated:
         documents = _users_documents(Path(plan.data.store), needed_tokens, vocab)
-        said = f"{len(documents)} documents of the data, cut at {_LONGEST} tokens, ids folded into {vocab}"
+        said = (
+            f"{len(documents)} pieces of documents of the data, of at most {_LONGEST} tokens, ids folded into {vocab}"
+        )
     else:
         documents = _made_documents(needed_tokens, vocab)
         said = "made-up documents: the token store is not built yet"
@@ -47,16 +49,23 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
 
 
 def _users_documents(store: Path, needed_tokens: int, vocab: int) -> list[np.ndarray]:
+    """The starts of the training documents; where they are few and long, their further pieces too."""
     opened = TokenStore(store)
-    documents: list[np.ndarray] = []
-    tokens = 0
-    for number in opened.documents("train").tolist():
-        document = opened.document(number)[:_LONGEST] % vocab
-        documents.append(document)
-        tokens += len(document)
-        if tokens >= needed_tokens:
-            break
-    return documents
+    numbers = opened.documents("train").tolist()
+    pieces: list[np.ndarray] = []
+    tokens, start, ended = 0, 0, False
+    while not ended:
+        ended = True
+        for number in numbers:
+            piece = opened.document(number)[start : start + _LONGEST] % vocab
+            if len(piece):
+                ended = False
+                pieces.append(piece)
+                tokens += len(piece)
+            if tokens >= needed_tokens:
+                return pieces
+        start += _LONGEST
+    return pieces
 
 
 def _made_documents(needed_tokens: int, vocab: int) -> list[np.ndarray]:
