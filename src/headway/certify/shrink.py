@@ -246,7 +246,7 @@ def _strategy(plan: Plan, small_parameters: int, processes: int) -> StrategyPlan
     most = small_parameters // _FLUSHES
 
     def scaled(elements: int, least: int) -> int:
-        return max(least, min(most, round(elements * ratio)))
+        return max(least, min(most, round(elements * ratio))) // 2 * 2  # DeepSpeed refuses odd buckets
 
     return strategy.model_copy(
         update={

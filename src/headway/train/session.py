@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from headway.checkpoint.layout import TrainingState
 from headway.checkpoint.random_state import capture_random_state
 from headway.checkpoint.save import SaveJob, save_checkpoint
+from headway.data.loader import StepLoader
 from headway.errors import RunDiffers, Stopped
-from headway.parallel.seam import EngineState
+from headway.parallel.seam import EngineState, StepResult
 from headway.plan.schema import Plan
 from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
+from headway.run.record import read_record, write_record
+from headway.task.seam import Batch
 from headway.train import finish
 from headway.train.build import Parts, build, certificate_of, documents, held_out, record_of, step_loader
 from headway.train.context import RankContext
+from headway.train.first_step import FirstStep, compare, plain_first_step
 from headway.train.loop import Hooks, mean_loss, train
 from headway.train.peak import matmul_flops
 from headway.train.progress import Progress
@@ -44,8 +49,9 @@ class Session:
         parts = self._build()
         reporter = self.reporter
         loader = step_loader(parts)
+        plain = self._plain_first_step(parts, loader)
         hooks = Hooks(
-            first_step=self._first_step,
+            first_step=lambda step, result: self._first_step(parts, plain, step, result),
             report=lambda report: reporter.step(report, parts.progress),
             evaluate=lambda step: self._evaluate(parts, step),
             save=lambda progress: self._save(parts, progress),
@@ -94,10 +100,27 @@ class Session:
     def _concluded(self, parts: Parts) -> None:
         """After the last step, before the export; collective. Certify's session looks at the engine here."""
 
-    def _first_step(self, step: int) -> None:
+    def _plain_first_step(self, parts: Parts, loader: StepLoader[Batch]) -> FirstStep | None:
+        """Of a run that begins under a certificate; None for others."""
+        if self._certificate is None or parts.progress.step > 0:
+            return None
+        return plain_first_step(parts, loader.micro_batches(1))
+
+    def _first_step(self, parts: Parts, plain: FirstStep | None, step: int, result: StepResult) -> None:
         self.reporter.event("first_step", step=step, seconds=time.monotonic() - self.started)
+        if plain is not None and plain.skipped:
+            self._note_comparison({"skipped": plain.skipped})
+        elif plain is not None:
+            comparison = compare(plain, result, parts)
+            self._note_comparison(comparison.fields())
+            comparison.require()
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.numerics.precision]
         self.reporter.peak_flops = matmul_flops(self.device, dtype)
+
+    def _note_comparison(self, fields: dict[str, Any]) -> None:
+        self.reporter.event("first_step_compared", **fields)
+        if self.context.rank == 0 and self.run_dir.record.is_file():
+            write_record(self.run_dir, {**read_record(self.run_dir), "first_step": fields})
 
     def _asked_to_stop(self) -> str | None:
         """Rank 0's view of the disk and the clock; other ranks hear of it in the step's exchange."""
