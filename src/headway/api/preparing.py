@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.check.checks import run_checks
+from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run, load_text
 from headway.config.schema import TokenizerConfig
@@ -101,8 +101,11 @@ def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[
     return model_config | {"bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "pad_token_id": None}
 
 
-def check(plan: Plan, loaded: LoadedRun | None, run_dir: Path) -> Report:
-    return run_checks(plan, loaded, run_dir)
+def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
+    """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
+    report = run_checks(plan, loaded, folder)
+    used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
+    return Planned(plan.model_copy(update={"forced": used}), report.forced(force), loaded)
 
 
 def runs_root(loaded: LoadedRun) -> Path:
@@ -110,12 +113,19 @@ def runs_root(loaded: LoadedRun) -> Path:
     return Path(loaded.config.runs)
 
 
-def planned(path: Path, overrides: Sequence[str], *, build: bool, report: ProgressReporter | None = None) -> Planned:
+def planned(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    build: bool,
+    report: ProgressReporter | None = None,
+    force: Sequence[str] = (),
+) -> Planned:
     """The plan of a run file and what the checks say. `build`: make the token store, else use what stands."""
+    require_checks(force)
     loaded = load(path, overrides)
     data = prepare_data(loaded, report or Silent()) if build else look_at_data(loaded)
-    plan = plan_run(loaded, data)
-    return Planned(plan, check(plan, loaded, runs_root(loaded)), loaded)
+    return judged(plan_run(loaded, data), loaded, runs_root(loaded), force)
 
 
 def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
