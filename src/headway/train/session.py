@@ -19,9 +19,10 @@ from headway.plan.schema import Plan
 from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
 from headway.run.record import read_record, write_record
+from headway.run.summary import evaluation_at
 from headway.task.seam import Batch
 from headway.train import finish
-from headway.train.build import Parts, build, certificate_of, documents, held_out, record_of, step_loader
+from headway.train.build import Parts, build, documents, held_out, step_loader
 from headway.train.context import RankContext
 from headway.train.first_step import FirstStep, compare, plain_first_step
 from headway.train.loop import Hooks, mean_loss, train
@@ -41,7 +42,7 @@ class Session:
         self._looked = 0.0
         self._request: str | None = None
         self._evaluation: dict[str, float] = {}  # the newest held-out figures
-        self._certificate = certificate_of(record_of(run))
+        self._certificate: str | None = (read_record(run).get("certificate") or {}).get("id")
         self.reporter: Reporter | SilentReporter = SilentReporter()
 
     def run(self, signal_received: Callable[[], str | None]) -> None:
@@ -83,6 +84,8 @@ class Session:
             # Opened before the model is built, so that what the user waits for is named.
             weights: dict[str, float] = {}
             self.reporter = Reporter(self.run_dir, self.plan, self.device, weights)
+            if not self.context.launched:  # else the launcher has said so
+                self.reporter.event("started", resume=self.context.resume, strategy=self.plan.strategy.label)
             self.reporter.event("process_group", world=self.context.world, backend=self.plan.launch.backend)
             parts = build(self.plan, self.run_dir, self.context)
             weights |= {name: term.weight for name, term in parts.task.terms.items()}
@@ -93,6 +96,8 @@ class Session:
         for notice in parts.notices:
             self.reporter.event("warning", text=notice)
         if parts.resumed_from:
+            # A run that ended between its last save and its export has nothing left to evaluate.
+            self._evaluation = evaluation_at(self.run_dir, parts.progress.step)
             self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
         self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
         return parts

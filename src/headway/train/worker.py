@@ -78,7 +78,7 @@ def train_run(
         import deepspeed  # noqa: F401
 
         environment.after_import()
-    from headway.run.lock import JobLock
+    from headway.run.lock import JobLock, clear_stop
     from headway.train.context import RankContext, check_world, join, leave
     from headway.train.session import Session
 
@@ -87,6 +87,7 @@ def train_run(
     with ExitStack() as stack:
         if context.rank == 0 and not context.launched:
             stack.enter_context(JobLock(run))
+            clear_stop(run)
         device = join(context, plan)
         (session_class or Session)(plan, run, context, device).run(lambda: signals.received)
         leave()
