@@ -28,6 +28,8 @@ from fakes.runs import (
     strategy_of,
 )
 from headway.data.order import window_at
+from headway.errors import CheckpointError
+from headway.plan.schedule import table
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -100,6 +102,16 @@ def test_a_killed_job_leaves_no_trace(workplace: Workplace, straight: Straight) 
     watch.heal()
     workplace.headway("resume", run.path).expect(0)
     require_equal(run, straight["zero-2"])
+
+
+def test_a_finished_run_goes_on_only_if_it_is_made_longer(workplace: Workplace, straight: Straight) -> None:
+    run = straight["ddp"].copy("longer")
+    ended = workplace.headway("resume", run.path).expect(CheckpointError.exit_code)
+    assert f"is complete: {STEPS} of {STEPS} steps" in ended.err
+    workplace.headway("resume", run.path, f"train.length={STEPS + 2} steps").expect(0)
+    assert {step: run.losses()[step] for step in range(1, STEPS + 1)} == straight["ddp"].losses()
+    assert sorted(run.losses()) == list(range(1, STEPS + 3))
+    assert [line["lr"] for line in run.metrics()[STEPS:]] == table(run.plan().schedule)[STEPS:]
 
 
 class Elsewhere:

@@ -255,10 +255,11 @@ class Workplace:
 
     def start(self, words: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
         """A command in a process (and process group) of its own."""
+        python_path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
             [str(word) for word in words],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(TESTS), **variables},
+            env={**os.environ, "PYTHONPATH": python_path, **variables},
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
