@@ -32,7 +32,7 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
             f"{len(documents)} pieces of documents of the data, of at most {_LONGEST} tokens, ids folded into {vocab}"
         )
     else:
-        documents = _made_documents(needed_tokens, vocab)
+        documents = _made_documents(needed_tokens, vocab, plan.numerics.seed)
         said = "made-up documents: the token store is not built yet"
     least = small.plan.batch.global_sequences * SEQUENCE
     if sum(len(document) for document in documents) < least:
@@ -68,8 +68,8 @@ def _users_documents(store: Path, needed_tokens: int, vocab: int) -> list[np.nda
     return pieces
 
 
-def _made_documents(needed_tokens: int, vocab: int) -> list[np.ndarray]:
-    random = np.random.default_rng(0)
+def _made_documents(needed_tokens: int, vocab: int, seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
     documents: list[np.ndarray] = []
     tokens = 0
     while tokens < needed_tokens:
