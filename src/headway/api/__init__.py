@@ -31,12 +31,13 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Planned:
 
 
 def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:
-    """Train the tokenizer where asked and build the token store; returns its folder."""
+    """Train the tokenizer where asked and build the token store; returns its folder. `report` is told what is in it."""
     from headway.api import preparing
+    from headway.data.facts import describe_store
     from headway.data.seam import Silent
 
     loaded = preparing.load(path, overrides)
-    return Path(preparing.prepare_data(loaded, report or Silent()).store)
+    return Path(preparing.prepare_data(loaded, report or Silent(), describe_store).store)
 
 
 def train(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run, load_text
 from headway.config.schema import TokenizerConfig
 from headway.data.build import StoreRequest, build_store, find_store
-from headway.data.facts import data_facts, estimate_facts
+from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
@@ -47,13 +47,18 @@ def reload(run: RunDir, origin: Path, overrides: Sequence[str]) -> LoadedRun:
     return load_text(run.config.read_text(encoding="utf-8"), origin, overrides)
 
 
-def prepare_data(loaded: LoadedRun, report: ProgressReporter) -> DataFacts:
-    """Train or find the tokenizer, build or find the token store; exact facts."""
-    request = _tokenizer_request(loaded)
-    tokenizer = prepare_tokenizer(request, report)
+def prepare_data(
+    loaded: LoadedRun,
+    report: ProgressReporter,
+    describe: Callable[[Path, int, bool], list[str]] = store_remarks,
+) -> DataFacts:
+    """Train or find the tokenizer, build or find the token store; exact facts. `describe`: what is said of it."""
+    tokenizer = prepare_tokenizer(_tokenizer_request(loaded), report)
     store = build_store(_store_request(loaded, tokenizer), report)
-    train = loaded.config.train
-    return data_facts(store, train.sequence, loaded.config.data.packing)
+    sequence, packing = loaded.config.train.sequence, loaded.config.data.packing
+    for line in describe(store, sequence, packing):
+        report.note(line)
+    return data_facts(store, sequence, packing)
 
 
 def look_at_data(loaded: LoadedRun) -> DataFacts:

@@ -179,8 +179,6 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(part, manifest)
-    for note in manifest["notes"]:
-        report.note(note)
 
 
 def _size_bytes(source: DataSource) -> int:
