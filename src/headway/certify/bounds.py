@@ -18,8 +18,8 @@ class Bounds:
 
 # Moments from the same gradients and moments are fp32 arithmetic under every precision: a dozen roundings.
 MOMENT = 1e-5
-# Adam divides them: where a gradient and its weight's decay cancel to 1e-9 of Adam's 1e-8 in the denominator, rounding
-# moves one element of 16,384 by 1 % of a learning rate (measured: 6e-5 of the update). A decay that is forgotten is 2e-3.
+# Adam divides them: where a gradient and its weight's decay cancel to a tenth of Adam's epsilon, rounding moves that
+# element by 1 % of a learning rate (measured: 6e-5 of a matrix's update). A forgotten decay is 2e-3 of it.
 UPDATE = 2e-4
 
 BOUNDS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from headway.check import fitting, machine
+from headway.check import fitting, machine, releases
 from headway.check.report import Report, Verdict, yellow
 from headway.check.subject import Check, Subject
 from headway.config.load import LoadedRun
@@ -21,6 +21,7 @@ LIMIT_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
     "device": machine.device,
     "versions": machine.versions,
+    "releases": releases.releases,
     "memory": machine.memory,
     "host-memory": machine.host_memory,
     "disk": machine.disk,
