@@ -196,7 +196,7 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
         "",
         f"Every pair of two settings occurs in these {len(list(matrix_jobs()))} plans, but for strategy with",
         "architecture. A model of two layers, documents made up. `2x4`: micro batch x accumulation, on two ranks;",
-        "`13`: a global batch that does not divide. `gradients`: the largest relative difference from plain PyTorch (claim 1).",
+        "`13`: a global batch that does not divide. `gradients`: the largest relative difference from plain PyTorch.",
         "",
         *matrix_table(matrix),
         "",
