@@ -16,7 +16,6 @@ from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
-from headway.errors import ModelError, Problem
 from headway.facts.cluster import probe_cluster
 from headway.facts.model_config import resolve_model
 from headway.facts.schema import DataFacts
@@ -136,10 +135,7 @@ def planned(
 def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
     config = loaded.config
     asked = config.model.tokenizer
-    if asked is None:
-        if config.model.from_ is None:
-            fix = "write model.tokenizer: {train: 32k}, or {from: FOLDER}"
-            raise ModelError(problems=[Problem("model.tokenizer", "a model from scratch needs a tokenizer", fix=fix)])
+    if asked is None:  # a model from scratch names one: a rule of the run file
         asked = TokenizerConfig.model_validate({"from": config.model.from_})
     return TokenizerRequest(
         config=asked,
