@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.api import preparing, resuming, running
+from headway.api.differing import differences
 from headway.cli.plain import PlainScreen
 from headway.errors import PlanError, UserError
 from headway.plan.files import read_plan
@@ -123,3 +125,13 @@ def test_a_forced_finding_is_passed_said_and_written_into_the_plan(run: RunDir) 
     assert planned.plan.forced == ("data",)
     assert [v.level for v in planned.report.verdicts if v.name == "data"] == ["yellow"]
     planned.report.raise_if_red()
+
+
+def test_differences_are_what_was_decided_otherwise() -> None:
+    old = plan_of(SMALL, LAPTOP)
+    assert differences(old, old) == []
+    new = plan_of(SMALL, LAPTOP, "launch.processes=1", "strategy=zero-3")
+    found = {key: (left, right) for key, left, right in differences(old, new)}
+    assert found["launch.processes"] == (2, 1)
+    assert found["strategy.stage"] == (2, 3)
+    assert not [key for key in found if key.startswith(("schedule.", "memory.", "reasons."))]

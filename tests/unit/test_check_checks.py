@@ -104,7 +104,7 @@ def test_data(small: Plan) -> None:
     assert "damaged" in verdict("data", small).finding
     (store / "manifest.json").unlink()
     assert verdict("data", small).level == "red"
-    assert verdict("data", small).fix == "headway data build"
+    assert verdict("data", small).fix == "headway data build run.yaml"
 
 
 def test_tokenizer(small: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,13 +20,14 @@ def data(name: str, subject: Subject) -> Verdict:
     """The token store is there, whole, and the one that the plan was made for."""
     plan = subject.plan
     store = Path(plan.data.store)
+    command = _build_command(subject)
     if plan.facts.estimated:
-        return yellow(name, "the token store is not built yet: the plan's data is estimated", "headway data build")
-    rebuild = f"delete that folder and run `headway data build`: {store}"
+        return yellow(name, "the token store is not built yet: the plan's data is estimated", command)
+    rebuild = f"delete that folder, {store}, and run {command}"
     try:
         manifest = cast("dict[str, Any]", json.loads((store / "manifest.json").read_text(encoding="utf-8")))
     except OSError:
-        return red(name, f"there is no token store at {store}", "headway data build")
+        return red(name, f"there is no token store at {store}", command)
     except ValueError:
         return red(name, f"the token store's manifest is damaged: {store}", rebuild)
     if manifest.get("hash") != plan.data.store_hash:
@@ -36,6 +38,11 @@ def data(name: str, subject: Subject) -> Verdict:
     if broken:
         return red(name, f"files of the token store are absent or cut short: {', '.join(broken)}", rebuild)
     return green(name, f"{format_count(plan.facts.tokens)} tokens in {store}")
+
+
+def _build_command(subject: Subject) -> str:
+    words = [str(subject.run.path), *subject.run.overrides] if subject.run else ["run.yaml"]
+    return shlex.join(["headway", "data", "build", *words])
 
 
 def _has_size(path: Path, size: int) -> bool:
