@@ -100,7 +100,17 @@ def test_facts_are_exact(store: Path) -> None:
     assert facts.train_targets == manifest.train.tokens - manifest.train.documents
     assert facts.eval_targets == manifest.eval.tokens - manifest.eval.documents
     assert (facts.vocab, facts.store_hash, facts.estimated) == (300, manifest.hash, False)
+    assert (facts.eval_bytes, facts.eval_gzip_bytes) == (manifest.eval.bytes, manifest.eval_gzip_bytes)
     assert data_facts(store, 32, False).train_windows == manifest.train.documents
+
+
+def test_bytes_of_text_that_is_cut_off_are_not_counted_as_learnt(store: Path) -> None:
+    """Else the loss of each document's start would be spread over all of its text."""
+    cut = data_facts(store, 16, False)
+    assert 0 < cut.eval_targets < data_facts(store, 16, True).eval_targets
+    assert (cut.eval_bytes, cut.eval_gzip_bytes) == (0, 0)
+    longest = max(len(TokenStore(store).document(n)) for n in range(len(TEXTS)))
+    assert data_facts(store, longest, False).eval_bytes == TokenStore(store).manifest.eval.bytes
 
 
 def test_a_sample_is_shown_with_its_borders(store: Path) -> None:

@@ -22,6 +22,7 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
     manifest = opened.manifest
     train = open_index(opened, Layout("train", sequence, packing))
     held_out = open_index(opened, Layout("eval", sequence, packing))
+    whole = held_out.targets == manifest.eval.tokens - manifest.eval.documents
     return DataFacts(
         store=str(store),
         store_hash=manifest.hash,
@@ -35,8 +36,8 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
         eval_documents=manifest.eval.documents,
         eval_windows=len(held_out.windows) - 1,
         eval_targets=held_out.targets,
-        eval_bytes=manifest.eval.bytes,
-        eval_gzip_bytes=manifest.eval_gzip_bytes,
+        eval_bytes=manifest.eval.bytes if whole else 0,
+        eval_gzip_bytes=manifest.eval_gzip_bytes if whole else 0,
     )
 
 

@@ -62,6 +62,6 @@ class DataFacts(Facts):
     eval_documents: int
     eval_windows: int
     eval_targets: int
-    eval_bytes: int
+    eval_bytes: int  # of the text that the targets stand for; 0 where that is cut off and nobody counted
     eval_gzip_bytes: int
     estimated: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
 from headway.run.record import read_record, write_record
 from headway.run.summary import evaluation_at
+from headway.task.metrics import bits_per_byte
 from headway.task.seam import Batch
 from headway.train import finish
 from headway.train.build import Parts, build, documents, held_out, step_loader
@@ -147,7 +147,7 @@ class Session:
         figures = parts.task.metrics(totals)
         facts = self.plan.facts
         if facts.eval_bytes and "loss" in totals.sums:
-            figures["bits_per_byte"] = totals.sums["loss"] / math.log(2) / facts.eval_bytes
+            figures["bits_per_byte"] = bits_per_byte(totals.sums["loss"], facts.eval_bytes)
             figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
         figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in parts.task.terms.items()}))
         self._evaluation = figures
