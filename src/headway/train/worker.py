@@ -29,18 +29,27 @@ if TYPE_CHECKING:
     from headway.train.session import Session
 
 
+_SAME_REQUEST_SECONDS = 1.0
+
+
 class StopSignals:
-    """SIGTERM and SIGINT ask for a save and an end; a second one ends at once."""
+    """SIGTERM and SIGINT ask for a save and an end; a later, second SIGINT ends at once.
+
+    One Ctrl-C arrives twice where the launcher shares the terminal with its ranks and tells them too, as deepspeed's
+    does with a SIGTERM. Who sends SIGTERM and cannot wait sends SIGKILL.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._received_at = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number).name, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._received_at > _SAME_REQUEST_SECONDS:
             os._exit(128 + number)
-        self.received = signal.Signals(number).name
 
 
 def main(run_dir: str, local_rank: int | None = None) -> int:
