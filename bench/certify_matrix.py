@@ -30,7 +30,7 @@ from tests.certify.faults import FAULTS, NAMES, Certifier, Fault  # noqa: E402
 
 from headway.certify.numerics import versions  # noqa: E402
 from headway.certify.schema import CLAIMS, Claim  # noqa: E402
-from headway.errors import HeadwayError  # noqa: E402
+from headway.errors import HeadwayError, Stopped  # noqa: E402
 from headway.launch.local import warm_up  # noqa: E402
 
 KEPT = ROOT / ".headway" / "certify-matrix"
@@ -45,6 +45,8 @@ def certified(certifier: Certifier, words: tuple[str, ...]) -> Result:
     started = time.monotonic()
     try:
         claims = certifier.claims(words, CLAIMS)
+    except Stopped:
+        raise
     except HeadwayError as error:
         return {"refused": f"{type(error).__name__}: {error}", "claims": []}
     found = [claim.model_dump(mode="json") for claim in claims]
@@ -190,6 +192,7 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
         "# The certify matrix",
         "",
         f"Made by `make certify-matrix` on {dated()}.",
+        *_scope(len(matrix), len(alarms)),
         "What each claim means: [certify.md](certify.md). `+` proven, `!` failed, `-` not proven (no second process).",
         "",
         f"## Combinations: {held} of {len(matrix)} hold",
@@ -221,6 +224,16 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
     return "\n".join(lines) + _refused_text()
 
 
+def _scope(matrix: int, alarms: int) -> list[str]:
+    """Said where time ran out."""
+    wanted, sound = len(list(matrix_jobs())), len(list(alarm_jobs()))
+    if (matrix, alarms) == (wanted, sound):
+        return []
+    return [
+        f"**A part of it**: {matrix} of {wanted} plans, {alarms} of {sound} sound ones; `make certify-matrix` goes on."
+    ]
+
+
 def _refused_text() -> str:
     return (ROOT / "bench" / "certify_refused.md").read_text(encoding="utf-8")
 
@@ -247,6 +260,8 @@ def fault_table(results: list[Result]) -> list[str]:
 def write_faults(results: list[Result]) -> None:
     path = ROOT / "docs" / "certify.md"
     text = path.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        sys.exit(f"{path} has no place for the table: {BEGIN} ... {END}")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     table = "\n".join(fault_table(results))

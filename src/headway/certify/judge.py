@@ -24,6 +24,7 @@ from headway.plan.memory import MemoryRequest, model_states, moments_of
 from headway.plan.schema import Plan
 
 _FP32_ROUNDING = 1.2e-7  # of a stored weight: one unit in the last place
+_FLOOR = 0.01  # of the root mean square of all gradients
 _HARDLY = 0.1  # of the largest update of the same parameter
 _NOT_HERE = "NCCL, CUDA kernels, races of overlapped communication, real memory at size"
 
@@ -91,18 +92,25 @@ def _claim(head: _Head, measures: list[Measure], evidence: Evidence, runs: tuple
     )
 
 
-def worst(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[float, str]:
-    """(largest ||a - b|| / ||b|| over the parameters, its name); infinite where one lacks a parameter."""
+def worst(a: dict[str, np.ndarray], b: dict[str, np.ndarray], *, floor: float = 0.0) -> tuple[float, str]:
+    """(largest ||a - b|| / ||b|| over the parameters, its name); infinite where one lacks a parameter.
+
+    floor: the least ||b|| that is divided by, as a share of what an average parameter of that size has. A gradient that
+    is zero but for rounding (the bias of keys without rotary positions) has no relative error to speak of.
+    """
     if a.keys() != b.keys():
         return float("inf"), ", ".join(sorted(a.keys() ^ b.keys())[:3])
-    found = [(_relative(a[name], b[name]), name) for name in b]
+    elements = sum(array.size for array in b.values())
+    average = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in b.values()) / max(elements, 1)))
+    found = [(_relative(a[name], b[name], floor * average), name) for name in b]
     unordered = [item for item in found if item[0] != item[0]]  # a NaN is the worst
     return unordered[0] if unordered else max(found, default=(float("inf"), "nothing was recorded"))
 
 
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
+def _relative(a: np.ndarray, b: np.ndarray, least: float) -> float:
+    """||a - b|| / ||b||, ||b|| taken for at least `least` an element."""
     difference = float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64)))
-    size = float(np.linalg.norm(b.astype(np.float64)))
+    size = max(float(np.linalg.norm(b.astype(np.float64))), least * b.size**0.5)
     return difference / size if size > 0 else difference
 
 
@@ -123,7 +131,7 @@ def _gradients(evidence: Evidence, bounds: Bounds) -> Claim:
         steps = range(1, len(main.figures["losses"]) + 1)
         value, where = worst(main.group("weight@0"), plain.group("weight@0"))
         measures.append(Measure(what="weights at the start", value=value, bound=bounds.start, where=where))
-        value, where = _over(steps, lambda t: worst(main.group(f"gradient@{t}"), plain.group(f"gradient@{t}")))
+        value, where = _over(steps, lambda t: _worst_gradient(main, plain, t))
         what = f"gradients of {len(steps)} steps"
         measures.append(Measure(what=what, value=value, bound=bounds.gradient, where=where))
         value, where = _furthest(main.figures["norms"], plain.figures["norms"], relative=True)
@@ -136,6 +144,10 @@ def _gradients(evidence: Evidence, bounds: Bounds) -> Claim:
             value, where = _over(steps, lambda t: worst(main.group(f"moment@{t}"), plain.group(f"moment@{t}")))
             measures.append(Measure(what="optimizer moments", value=value, bound=MOMENT, where=where))
     return _claim(head, measures, evidence, ("main", "reference"))
+
+
+def _worst_gradient(a: Outcome, b: Outcome, step: int) -> tuple[float, str]:
+    return worst(a.group(f"gradient@{step}"), b.group(f"gradient@{step}"), floor=_FLOOR)
 
 
 def _over(steps: range, compare: Callable[[int], tuple[float, str]]) -> tuple[float, str]:
@@ -179,7 +191,7 @@ def _invariance(evidence: Evidence, bounds: Bounds) -> Claim:
     notes = ""
     if main and alone:
         step = SAVED_AT + 1
-        value, where = worst(alone.group(f"gradient@{step}"), main.group(f"gradient@{step}"))
+        value, where = _worst_gradient(alone, main, step)
         measures.append(Measure(what="gradients of one step", value=value, bound=bounds.gradient, where=where))
         norms = alone.figures["norms"][:1], main.figures["norms"][SAVED_AT : SAVED_AT + 1]
         value, where = _furthest(*norms, relative=True)

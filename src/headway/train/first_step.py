@@ -70,6 +70,9 @@ class Comparison:
 
 
 def _apart(a: float, b: float) -> float:
+    """Relative difference; 0 where neither is finite, which the run's own guard judges."""
+    if not math.isfinite(a) and not math.isfinite(b):
+        return 0.0
     return abs(a - b) / abs(b) if b else abs(a)
 
 
