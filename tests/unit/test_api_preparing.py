@@ -10,6 +10,7 @@ from headway import api
 from headway.api import preparing
 from headway.data.seam import Silent
 from headway.data.vocabulary import read_vocabulary
+from headway.errors import ModelError
 
 RUN = """\
 model:  {config: {arch: llama, hidden: 32, layers: 2, heads: 2}, tokenizer: {train: 300}}
@@ -67,3 +68,10 @@ def test_data_build_reports_what_it_read_and_a_run_what_it_leaves_out(run_file: 
     assert built.lines[-4:] == again.lines
     preparing.prepare_data(preparing.load(run_file, []), started)
     assert started.lines == ["left out: 1 empty (corpus/nothing.txt)"]
+
+
+def test_an_absent_model_is_named_by_the_key_that_names_it(run_file: Path) -> None:
+    with pytest.raises(ModelError, match=r"^model\.from = './nowhere': there is no folder"):
+        preparing.planned(run_file, ["model={from: ./nowhere}"], build=True)
+    with pytest.raises(ModelError, match=r"^model\.tokenizer\.from = './nowhere': there is no folder"):
+        preparing.planned(run_file, ["model.tokenizer={from: ./nowhere}"], build=True)

@@ -36,8 +36,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         (tmp_path / "corpus" / f"{number}.txt").write_text(f"chapter {number}: " + "the wind rose and fell. " * 30)
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
-    planned = preparing.planned(Path("run.yaml"), ["optimizer.clip=0.5"], build=True)
-    run = running.make_run(planned, "mine", None)
+    planned = preparing.planned(Path("run.yaml"), ["optimizer.clip=0.5"], build=True, name="mine")
+    run = running.make_run(planned, None)
     folder = run.checkpoints / "step-00000003"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
@@ -68,7 +68,7 @@ def test_what_one_resume_changed_is_still_in_force_at_the_next(run: RunDir, star
     resume(run, "train.length=9 steps")
     resume(run, "launch.processes=1")
     assert [(plan.schedule.steps, plan.launch.processes) for plan in started] == [(9, 2), (9, 1)]
-    assert {plan.optimizer.clip for plan in started} == {0.5}
+    assert {(plan.name, plan.optimizer.clip) for plan in started} == {("mine", 0.5)}
     record = read_record(run)
     assert record["run_file"]["overrides"] == ["optimizer.clip=0.5", "train.length=9 steps", "launch.processes=1"]
     assert record["plan"]["digest"] == started[-1].digest() == read_plan(run.plan).digest()

@@ -58,12 +58,12 @@ def train(
     warm_up()  # the ranks' imports run on the other core while the data is read and the plan made
     from headway.api import preparing, running
 
-    planned = preparing.planned(path, overrides, build=True, report=report, force=force)
+    planned = preparing.planned(path, overrides, build=True, name=name, report=report, force=force)
     screen.plan(planned)
     screen.checks(planned.report)
     planned.report.raise_if_red()
     certificate = running.look_for_certificate(planned, screen)
-    run = running.make_run(planned, name, certificate)
+    run = running.make_run(planned, certificate)
     return running.run_here(run, planned.plan, screen, resume=False)
 
 
@@ -109,9 +109,9 @@ def dry_run(
     """Everything but the start: (the run directory, the exact script that would run)."""
     from headway.api import preparing, running
 
-    planned = preparing.planned(path, overrides, build=True, force=force)
+    planned = preparing.planned(path, overrides, build=True, name=name, force=force)
     planned.report.raise_if_red()
-    run = running.make_run(planned, name, running.look_for_certificate(planned, screen))
+    run = running.make_run(planned, running.look_for_certificate(planned, screen))
     return run.path, running.render(planned.plan, run)
 
 

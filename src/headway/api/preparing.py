@@ -122,23 +122,28 @@ def planned(
     overrides: Sequence[str],
     *,
     build: bool,
+    name: str | None = None,
     report: ProgressReporter | None = None,
     force: Sequence[str] = (),
 ) -> Planned:
-    """The plan of a run file and what the checks say. `build`: make the token store, else use what stands."""
+    """The plan of a run file and what the checks say.
+
+    build: make the token store, else use what stands. name: of the run, in place of the run file's.
+    """
     require_checks(force)
     loaded = load(path, overrides)
     data = prepare_data(loaded, report or Silent()) if build else look_at_data(loaded)
-    return judged(plan_run(loaded, data), loaded, runs_root(loaded), force)
+    return judged(plan_run(loaded, data, name), loaded, runs_root(loaded), force)
 
 
 def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
     config = loaded.config
-    asked = config.model.tokenizer
+    asked, key = config.model.tokenizer, "model.tokenizer"
     if asked is None:  # a model from scratch names one: a rule of the run file
-        asked = TokenizerConfig.model_validate({"from": config.model.from_})
+        asked, key = TokenizerConfig.model_validate({"from": config.model.from_}), "model"
     return TokenizerRequest(
         config=asked,
+        key=key,
         base=loaded.base,
         cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
         sources=(config.data.train,),

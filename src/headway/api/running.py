@@ -55,10 +55,10 @@ def look_for_certificate(planned: Planned, screen: Screen) -> Certificate | None
     return certificate
 
 
-def make_run(planned: Planned, name: str | None, certificate: Certificate | None) -> RunDir:
+def make_run(planned: Planned, certificate: Certificate | None) -> RunDir:
     """The run directory, whole before a worker starts: run file, plan, record."""
     plan, loaded = planned.plan, planned.loaded
-    run = create(Path(loaded.config.runs), name or plan.name)
+    run = create(Path(loaded.config.runs), plan.name)
     run.config.write_text(loaded.text, encoding="utf-8")
     write_plan(plan, run.plan)
     write_record(run, gather_record(plan, sys.argv, code=loaded.base) | origin_of(planned, certificate))
