@@ -42,8 +42,11 @@ def torchrun(run: Run, ranks: int) -> list[str | Path]:
 
 
 def deepspeed(run: Run) -> list[str | Path]:
-    """On a CPU its launcher takes the number of ranks as --num_gpus too; its default port is a fixed one."""
-    words = [BIN / "deepspeed", "--num_gpus", "2", "--master_port", str(any_free_port())]
+    """On a CPU its launcher takes the number of ranks as --num_gpus too; its default port is a fixed one.
+
+    By way of the interpreter: DeepSpeed's script names it in its first line, where no system takes a path with a space.
+    """
+    words = [sys.executable, BIN / "deepspeed", "--num_gpus", "2", "--master_port", str(any_free_port())]
     return [*words, "--module", "headway.train.worker", run.path]
 
 
