@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from fakes.runs import STEPS, Run, Workplace, run_file
-from headway.run.lock import request_stop
+from headway.run.lock import _start_time, request_stop, this_process
 from headway.run.summary import summarise
+from headway.train import worker
 from headway.train.worker import train_run
 
 
@@ -49,3 +51,15 @@ def test_an_export_that_is_made_again_keeps_the_held_out_figures(run: Run) -> No
     train_run(run.dir, SimpleNamespace(received=None))
     assert json.loads((run.dir.export / "headway.json").read_text())["evaluation"] == first
     assert len(run.events("evaluation")) == STEPS // 2
+
+
+def test_a_second_job_is_refused_and_leaves_no_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    someone = replace(this_process(), pid=1, started=_start_time(1) or "")
+    run.dir.lock.write_text(json.dumps(asdict(someone)))
+    said: list[int] = []
+    monkeypatch.setattr("os._exit", said.append)
+    monkeypatch.setattr(worker, "StopSignals", lambda: SimpleNamespace(received=None))
+    worker.main(str(run.path))
+    assert said == [2]
+    assert not run.dir.rank_error(0).exists()
+    run.dir.lock.write_text("")

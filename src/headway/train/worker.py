@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from headway.errors import EXIT_OK, HeadwayError, Stopped
+from headway.run.lock import JobLock, RunInUse, clear_stop
 from headway.run.paths import RunDir
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ def train_run(
         import deepspeed  # noqa: F401
 
         environment.after_import()
-    from headway.run.lock import JobLock, clear_stop
     from headway.train.context import RankContext, check_world, join, leave
     from headway.train.session import Session
 
@@ -103,13 +103,17 @@ def train_run(
 
 
 def _report_failure(run: RunDir, rank: int, error: BaseException) -> int:
-    """Own words to the error file, the traceback to the log, if the disk has room; returns the exit code."""
+    """Own words to the error file, the traceback to the log, if the disk has room; returns the exit code.
+
+    Nothing is written into a run that another job has: it would be taken for the words of that job's rank.
+    """
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
     if not isinstance(error, Stopped):
         with suppress(OSError):
             traceback.print_exception(error)
+    if not isinstance(error, Stopped | RunInUse):
         message = str(error) or type(error).__name__
         words = {"rank": rank, "time": time.time(), "type": type(error).__name__, "message": message, "exit_code": code}
         path = run.rank_error(rank)
