@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.api import preparing, resuming, running
 from headway.api.differing import differences
 from headway.cli.plain import PlainScreen
-from headway.errors import PlanError, UserError
+from headway.errors import CheckFailed, PlanError, UserError
 from headway.plan.files import read_plan
 from headway.plan.schema import Plan
 from headway.run.lock import JobLock, this_process
@@ -108,6 +109,29 @@ def test_a_run_that_goes_on_keeps_its_plan(run: RunDir, started: list[Plan], mon
     assert run.plan.read_bytes() == before
     assert not list(run.path.glob("plan-*.json"))
     assert not started
+
+
+def test_data_that_has_gone_is_missed_before_the_ranks_start(run: RunDir, started: list[Plan]) -> None:
+    store = Path(read_plan(run.plan).data.store)
+    store.rename(store.with_name("elsewhere"))
+    with pytest.raises(CheckFailed, match="there is no token store at"):
+        resume(run)
+    assert not started
+    store.with_name("elsewhere").rename(store)
+    resume(run)
+    assert len(started) == 1
+
+
+def test_a_plan_that_was_edited_can_be_had_back_from_a_checkpoint(run: RunDir, started: list[Plan]) -> None:
+    whole = run.plan.read_text()
+    (run.checkpoints / "step-00000003" / "plan.json").write_text(whole)
+    run.plan.write_text(whole.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(PlanError, match="was changed by hand") as caught:
+        resume(run)
+    (command,) = (line for line in str(caught.value).splitlines() if "fix: cp " in line)
+    subprocess.run(command.partition("fix: ")[2].partition("   (")[0], shell=True, check=True)
+    resume(run)
+    assert len(started) == 1
 
 
 def test_a_mistyped_check_is_not_passed_in_silence(run: RunDir, started: list[Plan]) -> None:

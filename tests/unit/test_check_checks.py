@@ -92,6 +92,21 @@ def test_disk(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert verdict("disk", small, tmp_path).ok
 
 
+def test_disk_of_a_run_that_is_resumed(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoints that it keeps stand already: room for one more, and the export, is enough."""
+    one = 12 * small.shape.parameters
+    saved = tmp_path / "checkpoints" / "step-00000100"
+    saved.mkdir(parents=True)
+    (saved / "weights").touch()
+    os.truncate(saved / "weights", small.checkpoint.keep * one)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(0, 0, int(1.5 * one)))
+    found = verdict("disk", small, tmp_path)
+    assert found.ok
+    assert "more for" in found.finding
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: Usage(0, 0, one))
+    assert not verdict("disk", small, tmp_path).ok
+
+
 def test_data(small: Plan) -> None:
     store = Path(small.data.store)
     assert verdict("data", small).ok
@@ -104,7 +119,7 @@ def test_data(small: Plan) -> None:
     assert "damaged" in verdict("data", small).finding
     (store / "manifest.json").unlink()
     assert verdict("data", small).level == "red"
-    assert verdict("data", small).fix == "headway data build run.yaml"
+    assert verdict("data", small).fix == "headway data build RUN_FILE"
 
 
 def test_tokenizer(small: Plan) -> None:

@@ -80,7 +80,7 @@ def test_what_is_no_plan(tmp_path: Path, text: str) -> None:
 def test_an_absent_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="there is no plan") as caught:
         read_plan(tmp_path / "plan.json")
-    assert "headway plan run.yaml" in str(caught.value)
+    assert "headway train run.yaml --dry-run" in str(caught.value)
 
 
 def test_a_plan_of_a_valid_digest_that_cannot_be_read(written: Path) -> None:

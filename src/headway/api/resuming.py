@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.api import preparing, running
 from headway.api.differing import differences
-from headway.check.checks import require_checks
+from headway.check.checks import CHECKS, require_checks, run_checks
 from headway.cli.seam import Screen
 from headway.config.load import LoadedRun
 from headway.errors import CheckpointError, PlanError, Problem
@@ -34,6 +34,8 @@ _FIXED = (
     "optimizer.kind",
     "numerics.seed",
 )
+# What the plan takes from elsewhere, and may have gone since.
+_STILL_THERE = {name: CHECKS[name] for name in ("data", "model")}
 
 
 def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Sequence[str]) -> Path:
@@ -42,8 +44,10 @@ def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Seque
     Raises:
         CheckpointError: nothing complete to go on from, or the run is complete.
         PlanError: the overrides change what the checkpoint depends on, or end the run before where it stands.
+        CheckFailed: the data or the model is not there any more, or a red finding of a new plan.
         UserError: the run is still running.
     """
+    require_checks(force)
     run = RunDir(path)
     plan = read_plan(run.plan)
     summary = summarise(run)
@@ -58,6 +62,8 @@ def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Seque
             raise CheckpointError(what, fix=f"to train it longer: headway resume {run.name} train.length=...")
         if overrides:
             plan = _replan(run, plan, reached[-1], _Asked(overrides, force), screen)
+        else:
+            run_checks(plan, None, run.path, checks=_STILL_THERE).forced([*plan.forced, *force]).raise_if_red()
         return running.run_here(run, plan, screen, resume=True)
 
 
@@ -71,7 +77,6 @@ class _Asked:
 
 def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen) -> Plan:
     """The plan with these overrides beside those of the start and of earlier resumes, put in the old one's place."""
-    require_checks(asked.force)
     record = read_record(run)
     origin = record.get("run_file", {})
     path = Path(origin.get("path", run.config))

@@ -22,7 +22,8 @@ def data(name: str, subject: Subject) -> Verdict:
     store = Path(plan.data.store)
     command = _build_command(subject)
     if plan.facts.estimated:
-        return yellow(name, "the token store is not built yet: the plan's data is estimated", command)
+        fix = f"none is needed: headway train builds it first; {command} builds it alone"
+        return yellow(name, "the token store is not built yet: the plan's data is estimated", fix)
     rebuild = f"delete that folder, {store}, and run {command}"
     try:
         manifest = cast("dict[str, Any]", json.loads((store / "manifest.json").read_text(encoding="utf-8")))
@@ -41,7 +42,7 @@ def data(name: str, subject: Subject) -> Verdict:
 
 
 def _build_command(subject: Subject) -> str:
-    words = [str(subject.run.path), *subject.run.overrides] if subject.run else ["run.yaml"]
+    words = [str(subject.run.path), *subject.run.overrides] if subject.run else ["RUN_FILE"]
     return shlex.join(["headway", "data", "build", *words])
 
 
