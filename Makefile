@@ -2,6 +2,7 @@
 # make test          the same .venv, and the tests; with arguments for pytest: make test ARGS="-k launch"
 # make lint          formatting, style and types
 # make bench         Headway beside its peers, on this machine
+# make certify-matrix   certify many combinations of settings on this machine; the table goes to docs/
 # make gpu-proof     the features that need a GPU, in at most eight minutes
 #
 # Another interpreter: make quickstart PYTHON=python3.12
@@ -10,13 +11,15 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
+# A release that loses gradients: certify must refuse it. Only DeepSpeed is installed anew; the rest is .venv's.
+FAULTY := .venv-deepspeed-0.18.9
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Every path is relative to this folder, so that it may have spaces in its name.
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint bench gpu-proof clean
+.PHONY: quickstart test lint bench certify-matrix gpu-proof clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -33,11 +36,14 @@ lint: .venv/installed-dev
 bench: .venv/installed-bench
 	$(BIN)/python bench/run.py $(ARGS)
 
+certify-matrix: .venv/installed-dev
+	$(BIN)/python bench/certify_matrix.py $(ARGS)
+
 gpu-proof: .venv/installed
 	$(BIN)/python bench/gpu_proof.py $(ARGS)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache
+	rm -rf .venv $(FAULTY) build dist .pytest_cache .ruff_cache
 
 .venv/python-is-new-enough:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -67,4 +73,13 @@ clean:
 .venv/installed-bench: .venv/installed
 	@echo "Installing the peers for the benchmark into .venv"
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(FAULTY)/installed: .venv/installed
+	@echo "Installing DeepSpeed 0.18.9 into $(FAULTY)"
+	$(BIN)/python -m venv --clear --without-pip $(FAULTY)
+	$(FAULTY)/bin/python -c 'import site, sys; print(f"import site; site.addsitedir({sys.argv[1]!r})",\
+	  file=open(site.getsitepackages()[0] + "/the-main-environment.pth", "w"))' \
+	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
+	$(BIN)/python -m pip --python $(FAULTY)/bin/python install -qq --no-deps deepspeed==0.18.9
 	@touch $@

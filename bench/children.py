@@ -80,13 +80,17 @@ class Step:
 
 @dataclass
 class Record:
-    """One run. marks: seconds since the command was given. overhead: shares of a step, Headway's alone."""
+    """One run. marks: seconds since the command was given. overhead: shares of a step, Headway's alone.
+
+    note: a peer that recorded every step and then fell over while it ended.
+    """
 
     contender: str
     steps: list[Step]
     marks: dict[str, float]
     overhead: dict[str, float] = field(default_factory=dict[str, float])
     flops_per_token: float | None = None
+    note: str = ""
 
     def rate(self, skip: int, count: str) -> float:
         """`tokens` or `targets` a second, from the end of step `skip` to the last step's."""
@@ -139,10 +143,19 @@ def run(contender: Contender, data: Path, folder: Path, steps: int) -> Record:
             ).returncode
         except subprocess.TimeoutExpired:
             code = -1
+    if code and not (contender.script and _is_whole(folder, steps)):
+        last = (folder / "output.txt").read_text(errors="replace").splitlines()[-15:]
+        raise Failed(f"{contender.name} ended with {code}:\n" + "\n".join(last))
+    record = _read_peer(contender, folder, began) if contender.script else _read_headway(contender, folder, began)
     if code:
-        end = (folder / "output.txt").read_text(errors="replace").splitlines()[-15:]
-        raise Failed(f"{contender.name} ended with {code}:\n" + "\n".join(end))
-    return _read_peer(contender, folder, began) if contender.script else _read_headway(contender, folder, began)
+        record.note = f"{contender.name} ended with {code} after its last step"
+    return record
+
+
+def _is_whole(folder: Path, steps: int) -> bool:
+    """Whether every rank of a peer recorded every step."""
+    files = [folder / f"rank-{rank}.jsonl" for rank in range(PROCESSES)]
+    return all(file.is_file() and sum("step" in line for line in _lines(file)) == steps for file in files)
 
 
 def _run_file(contender: Contender, data: Path, folder: Path, steps: int) -> Path:

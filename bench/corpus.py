@@ -29,7 +29,7 @@ from headway.data.tokenizer import TokenizerRequest, prepare_tokenizer
 SEQUENCE = 256
 VOCABULARY = 8192
 STREAM_CHARACTERS = 4_000_000
-TOKENISING_BYTES = 16 * 2**20
+TOKENISING_BYTES = 32 * 2**20
 SHORTEST_CHARACTERS = 60  # about 20 tokens
 LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__"}
 

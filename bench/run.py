@@ -46,6 +46,7 @@ def main() -> int:
         "tokenising": [],
         "help": [],
         "failures": [],
+        "notes": [],
     }
     for name, why in result["skipped"].items():
         print(f"{name}: skipped, {why}")
@@ -90,6 +91,7 @@ def _round(
             for record in _tried(result, contender, work / "data", Path(folder) / contender.name, options):
                 row = {"round": number, **_row(record, options.skip)}
                 result["runs"].append(row)
+                result["notes"] += [f"round {number}: {record.note}"] if record.note else []
                 print(
                     f"  {contender.title:34} {row['tokens_per_second']:7.0f} tokens/s {row['targets_per_second']:7.0f}"
                     f" useful  first step after {row['marks']['first step']:5.1f} s  loss {row['loss']:.3f}",

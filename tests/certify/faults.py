@@ -27,6 +27,7 @@ NAMES = {
 DDP, ZERO_2, ZERO_3 = "strategy=ddp", "strategy=zero-2", "strategy=zero-3"
 OFFLOAD = f"strategy={json.dumps({'kind': 'zero-2', 'offload': {'optimizer': 'cpu'}})}"
 UNEVEN = "train.global_batch=13 sequences"  # does not divide: fillers stand in
+COMPILE = "train.compile=true"
 RAGGED = "data.packing=false"  # each document a window of its own length
 
 
@@ -53,7 +54,7 @@ FAULTS = (
     Fault("rows_see_each_other", 2, (DDP,)),
     Fault("activation_checkpointing_is_dropped", 3, (DDP, "train.activation_checkpointing=true")),
     Fault("activation_checkpointing_is_dropped", 3, (ZERO_3, "train.activation_checkpointing=true")),
-    Fault("compile_is_dropped", 3, (DDP, "train.compile=true")),
+    Fault("compile_is_dropped", 3, (DDP, COMPILE)),
     Fault("stage_is_1", 3, (ZERO_2,)),
     Fault("clipping_is_dropped", 3, (ZERO_2,)),
     Fault("offload_is_dropped", 3, (OFFLOAD,)),

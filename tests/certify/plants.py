@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headway.task.causal_lm import CausalLM
 
 
 def _around(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -36,7 +39,6 @@ def loss_divided_by_ranks_twice() -> None:
 def mean_of_means() -> None:
     """Each micro batch's own mean, averaged over micro batches and ranks: short ones weigh too much."""
     from headway.parallel.step import SteppingEngine
-    from headway.task.causal_lm import CausalLM
 
     counts_of_batch: dict[str, float] = {}
 
@@ -88,7 +90,6 @@ def clipped_by_the_largest_gradient() -> None:
 
 def padding_is_counted() -> None:
     """The loss is divided by all positions of the batch, padding and fillers too."""
-    from headway.task.causal_lm import CausalLM
 
     def wrap(collate: Any) -> Any:
         def counting(self: Any, samples: Any, sequence: int) -> Any:
@@ -322,7 +323,6 @@ def warmup_is_off_by_one() -> None:
 
 
 def tokens_are_counted_with_padding() -> None:
-    from headway.task.causal_lm import CausalLM
 
     def wrap(collate: Any) -> Any:
         def counting(self: Any, samples: Any, sequence: int) -> Any:
@@ -383,3 +383,14 @@ def nothing_is_sharded() -> None:
 def weights_are_kept_whole() -> None:
     """ZeRO-3 that never gives a gathered weight back."""
     _config_changed(lambda config: config["zero_optimization"].update(stage3_param_persistence_threshold=10**9))
+
+
+# --- a fault that only the real run has ------------------------------------------------------------------------------
+
+
+class HalvedUnderDDP(CausalLM):
+    """A task whose loss is half as large where the model is wrapped: plain PyTorch sees nothing of it."""
+
+    def loss(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        scale = 0.5 if isinstance(model, DistributedDataParallel) else 1.0
+        return {name: value * scale for name, value in super().loss(model, batch).items()}

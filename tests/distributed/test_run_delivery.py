@@ -194,7 +194,8 @@ def test_what_was_planned_was_done(exported: dict[str, Run]) -> None:
         assert [line["lr"] for line in lines] == table(plan.schedule)
         assert [line["applied"] for line in lines] == [True] * STEPS
         assert (done["steps"], done["tokens"], done["differences"]) == (STEPS, lines[-1]["tokens"], [])
-        assert 0 <= plan.schedule.tokens - done["tokens"] <= plan.data.sequence
+        # The last window of the data is short, and is read once an epoch.
+        assert 0 <= plan.schedule.tokens - done["tokens"] < 2 * plan.data.sequence
         assert sorted(run.evaluations()) == [2, 4, 6, 8]
 
 

@@ -8,7 +8,6 @@ between two backward passes, and goes on from the checkpoint of step 3.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from itertools import chain
 
@@ -29,6 +28,8 @@ from fakes.runs import (
     strategy_of,
 )
 from headway.data.order import window_at
+from headway.errors import CheckpointError
+from headway.plan.schedule import table
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -56,12 +57,19 @@ def require_equal(resumed: Run, straight: Run) -> None:
     assert resumed.events("done")[-1]["differences"] == []
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero-1", "zero-2", "zero-3", "zero-2+optimizer", "zero-3+both"])
-def test_a_killed_rank_leaves_no_trace(strategy: str, workplace: Workplace, straight: Straight) -> None:
-    name = strategy.replace("+", "-")
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        *((strategy, "fp32") for strategy in ("ddp", "zero-1", "zero-2", "zero-3", "zero-2+optimizer", "zero-3+both")),
+        ("zero-2", "bf16"),
+    ],
+)
+def test_a_killed_rank_leaves_no_trace(strategy: str, precision: str, workplace: Workplace, straight: Straight) -> None:
+    name = f"{strategy}-{precision}".replace("+", "-")
     watch = workplace.watch(name)
     watch.plant("kill")
-    broken = workplace.headway("train", workplace.write(name, run_file(strategy, task=watch.task)), "--name", name)
+    content = run_file(strategy, task=watch.task, train={"precision": precision})
+    broken = workplace.headway("train", workplace.write(name, content), "--name", name)
     run = workplace.run(name)
     assert broken.code == 5
     assert "rank 1 failed first: killed by SIGKILL" in broken.err
@@ -72,7 +80,7 @@ def test_a_killed_rank_leaves_no_trace(strategy: str, workplace: Workplace, stra
     watch.heal()
     workplace.headway("resume", run.path).expect(0)
     assert run.events("resumed")[-1]["step"] == EVERY
-    require_equal(run, straight[strategy])
+    require_equal(run, straight.of(strategy, precision))
 
 
 def test_a_killed_job_leaves_no_trace(workplace: Workplace, straight: Straight) -> None:
@@ -82,10 +90,11 @@ def test_a_killed_job_leaves_no_trace(workplace: Workplace, straight: Straight) 
     path = workplace.write("job", run_file("zero-2", task=watch.task))
     launcher = workplace.start(workplace.command("train", path, "--name", "job"))
     try:
-        wait_for(watch.held, "the rank to reach the step", SECONDS)
+        wait_for(lambda: watch.held() or launcher.poll() is not None, "the rank to reach the step", SECONDS)
     finally:
-        os.kill(launcher.pid, signal.SIGKILL)
-        end_of(launcher)
+        launcher.kill()
+        ended = end_of(launcher)
+    ended.expect(-signal.SIGKILL)
     run = workplace.run("job")
     wait_for(lambda: not run.ranks_alive(), "the ranks to end", SECONDS)
     assert "crashed" in workplace.headway("show", run.path).expect(0).out
@@ -93,6 +102,16 @@ def test_a_killed_job_leaves_no_trace(workplace: Workplace, straight: Straight) 
     watch.heal()
     workplace.headway("resume", run.path).expect(0)
     require_equal(run, straight["zero-2"])
+
+
+def test_a_finished_run_goes_on_only_if_it_is_made_longer(workplace: Workplace, straight: Straight) -> None:
+    run = straight["ddp"].copy("longer")
+    ended = workplace.headway("resume", run.path).expect(CheckpointError.exit_code)
+    assert f"is complete: {STEPS} of {STEPS} steps" in ended.err
+    workplace.headway("resume", run.path, f"train.length={STEPS + 2} steps").expect(0)
+    assert {step: run.losses()[step] for step in range(1, STEPS + 1)} == straight["ddp"].losses()
+    assert sorted(run.losses()) == list(range(1, STEPS + 3))
+    assert [line["lr"] for line in run.metrics()[STEPS:]] == table(run.plan().schedule)[STEPS:]
 
 
 class Elsewhere:
@@ -127,6 +146,7 @@ def elsewhere(workplace: Workplace) -> Elsewhere:
 
 def test_each_step_reads_its_positions_once(elsewhere: Elsewhere) -> None:
     plan = elsewhere.straight.plan()
+    assert EVERY * GLOBAL_BATCH < plan.facts.train_windows < STEPS * GLOBAL_BATCH  # it goes on into a second epoch
     expected = [window_at(plan.numerics.seed, p, plan.facts.train_windows) for p in range(STEPS * GLOBAL_BATCH)]
     assert list(chain(*elsewhere.windows)) == expected
 

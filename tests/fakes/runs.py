@@ -225,7 +225,7 @@ class Workplace:
     def __init__(self, folder: Path):
         self.folder = folder
         (folder / "corpus").mkdir(parents=True)
-        for number in range(40):
+        for number in range(20):  # fewer windows than a run reads, so that a second epoch begins
             (folder / "corpus" / f"{number:02d}.txt").write_text(prose(number, 60))
 
     def watch(self, name: str) -> Watch:
@@ -255,10 +255,11 @@ class Workplace:
 
     def start(self, words: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
         """A command in a process (and process group) of its own."""
+        python_path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
             [str(word) for word in words],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(TESTS), **variables},
+            env={**os.environ, "PYTHONPATH": python_path, **variables},
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -281,14 +282,17 @@ def end_of(process: subprocess.Popen[str]) -> Ended:
 
 
 class Straight:
-    """Runs that nothing disturbed, one a strategy, made when first asked for."""
+    """Runs that nothing disturbed, by strategy (and precision), made when first asked for."""
 
     def __init__(self, workplace: Workplace):
         self.workplace = workplace
         self._runs: dict[str, Run] = {}
 
     def __getitem__(self, strategy: str) -> Run:
-        if strategy not in self._runs:
-            name = strategy.replace("+", "-")
-            self._runs[strategy] = self.workplace.train(f"{name}-straight", run_file(strategy))
-        return self._runs[strategy]
+        return self.of(strategy, "fp32")
+
+    def of(self, strategy: str, precision: str) -> Run:
+        name = f"{strategy}-{precision}-straight".replace("+", "-")
+        if name not in self._runs:
+            self._runs[name] = self.workplace.train(name, run_file(strategy, train={"precision": precision}))
+        return self._runs[name]

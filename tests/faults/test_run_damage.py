@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes.runs import ACCUMULATION, EVERY, STEPS, Run, Straight, Workplace, run_file
-from headway.errors import CheckpointError, PlanError, RunDiffers
+from headway.errors import CheckpointError, ExportError, PlanError, RunDiffers
 from headway.plan.files import write_plan
 from headway.run.paths import list_runs
 
@@ -121,6 +121,34 @@ def test_a_run_that_did_not_go_as_planned_says_so(killed: Run, workplace: Workpl
     assert planned in ended.err
     assert run.events("done")[-1]["differences"][0].startswith(planned)
     assert run.checkpoints()[-1] == f"step-{STEPS:08d}"
+
+
+def test_an_export_that_failed_is_made_by_a_resume(workplace: Workplace, straight: Straight) -> None:
+    """Somebody's files lie where the model is to go. The weights are safe by then, and no step is trained again."""
+    watch = workplace.watch("in-the-way")
+    watch.plant("hold")
+
+    def put_in_the_way() -> None:
+        folder = workplace.run("in-the-way").dir.export
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("mine")
+        watch.let_go()
+
+    path = workplace.write("in-the-way", run_file("ddp", task=watch.task, export={"at_end": True}))
+    with watch.when_held(put_in_the_way):
+        ended = workplace.headway("train", path, "--name", "in-the-way").expect(ExportError.exit_code)
+    run = workplace.run("in-the-way")
+    assert "no export of Headway" in ended.err
+    assert "Traceback" not in ended.err
+    assert (run.dir.export / "thesis.txt").read_text() == "mine"
+    assert run.state() == straight["ddp"].state()
+
+    (run.dir.export / "thesis.txt").rename(run.path / "thesis.txt")
+    lines = len(run.dir.metrics.read_text().splitlines())
+    workplace.headway("resume", run.path).expect(0)
+    assert len(run.dir.metrics.read_text().splitlines()) == lines == STEPS
+    assert run.events("export")[-1]["verified"] is True
+    assert run.events("done")[-1]["differences"] == []
 
 
 @pytest.fixture

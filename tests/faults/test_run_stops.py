@@ -91,7 +91,8 @@ def test_ctrl_c(workplace: Workplace, straight: Straight) -> None:
     launcher = workplace.start(workplace.command("train", path, "--name", "ctrl-c"), HF_TOKEN=SECRET)
     try:
         wait_for(lambda: watch.held() or launcher.poll() is not None, "the rank to reach the step", SECONDS)
-        os.killpg(launcher.pid, signal.SIGINT)
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGINT)
     finally:
         ended = end_of(launcher)
     ended.expect(Stopped.exit_code)

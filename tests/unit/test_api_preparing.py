@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headway import api
 from headway.api import preparing
 from headway.data.seam import Silent
 from headway.data.vocabulary import read_vocabulary
+from headway.errors import ModelError
 
 RUN = """\
 model:  {config: {arch: llama, hidden: 32, layers: 2, heads: 2}, tokenizer: {train: 300}}
@@ -45,3 +47,31 @@ def test_a_plan_before_the_data_is_built_is_marked_as_estimated(run_file: Path) 
     assert not built.plan.facts.estimated
     again = preparing.planned(run_file, [], build=False)
     assert again.plan == built.plan
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_data_build_reports_what_it_read_and_a_run_what_it_leaves_out(run_file: Path) -> None:
+    (run_file.parent / "corpus" / "nothing.txt").write_text("\n")
+    built, again, started = Notes(), Notes(), Notes()
+    store = api.data_build(run_file, report=built)
+    assert api.data_build(run_file, report=again) == store
+    assert [line.partition(":")[0] for line in again.lines[:-1]] == ["train", "eval", "left out"]
+    assert "left out: 1 empty (corpus/nothing.txt)" in again.lines
+    assert str(store) in again.lines[-1]
+    assert built.lines[-4:] == again.lines
+    preparing.prepare_data(preparing.load(run_file, []), started)
+    assert started.lines == ["left out: 1 empty (corpus/nothing.txt)"]
+
+
+def test_an_absent_model_is_named_by_the_key_that_names_it(run_file: Path) -> None:
+    with pytest.raises(ModelError, match=r"^model\.from = './nowhere': there is no folder"):
+        preparing.planned(run_file, ["model={from: ./nowhere}"], build=True)
+    with pytest.raises(ModelError, match=r"^model\.tokenizer\.from = './nowhere': there is no folder"):
+        preparing.planned(run_file, ["model.tokenizer={from: ./nowhere}"], build=True)

@@ -21,6 +21,7 @@ from headway.plan.files import write_plan
 from headway.plan.schedule import learning_rate
 from headway.plan.schema import Plan
 from headway.run.journal import Journal
+from headway.run.lock import JobLock
 from headway.run.paths import RunDir
 
 PLAN = plan_of(SMALL, LAPTOP)
@@ -128,8 +129,9 @@ def test_train_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_prints_the_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calls = stand_in(monkeypatch, "dry_run", (Path("runs/x"), "python -m headway.train.worker runs/x"))
-    assert main(["train", "run.yaml", "--dry-run"]) == 0
-    assert calls.positional == (Path("run.yaml"), [], None)
+    assert main(["train", "run.yaml", "--dry-run", "--force", "disk"]) == 0
+    assert calls.positional == (Path("run.yaml"), [])
+    assert (calls.named["name"], calls.named["force"]) == (None, ["disk"])
     assert capsys.readouterr().out.endswith("\npython -m headway.train.worker runs/x\n")
 
 
@@ -162,7 +164,7 @@ def test_export_says_what_was_verified(monkeypatch: pytest.MonkeyPatch, capsys: 
         "verified: plain transformers gives the same logits; the largest difference is 2e-06" in capsys.readouterr().out
     )
     assert main(["export", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**asdict(result), "path": "out"}
+    assert json.loads(capsys.readouterr().out) == {**asdict(result), "path": "out", "notices": []}
 
 
 def test_generate_continues_the_prompt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,3 +283,13 @@ def test_leaving_the_display_leaves_the_run(
     monkeypatch.setattr("headway.api.follow", follow)
     assert main(["show", "--follow", "--plain"]) == 0
     assert "no longer following; mine-20260101-000000 goes on" in capsys.readouterr().out
+
+
+def test_stop_says_so_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_run("mine")
+    assert main(["stop", "mine"]) == 2
+    assert "mine is not running (it is done)" in capsys.readouterr().err
+    assert not run.stop_request.exists()
+    with JobLock(run):
+        assert main(["stop", "mine"]) == 0
+    assert run.stop_request.exists()

@@ -21,7 +21,7 @@ from fakes.corpora import Notes, prose, request_for, store_of, tokenizer_for, wr
 from headway.config.schema import SourceConfig
 from headway.data import assemble, build, crew
 from headway.data.build import StoreRequest, build_store, find_store, survey
-from headway.data.facts import data_facts, describe_store, estimate_facts
+from headway.data.facts import data_facts, describe_store, estimate_facts, store_remarks
 from headway.data.holdout import document_hash, encode_text, held_out
 from headway.data.lock import only_builder
 from headway.data.packing import document_order
@@ -100,7 +100,17 @@ def test_facts_are_exact(store: Path) -> None:
     assert facts.train_targets == manifest.train.tokens - manifest.train.documents
     assert facts.eval_targets == manifest.eval.tokens - manifest.eval.documents
     assert (facts.vocab, facts.store_hash, facts.estimated) == (300, manifest.hash, False)
+    assert (facts.eval_bytes, facts.eval_gzip_bytes) == (manifest.eval.bytes, manifest.eval_gzip_bytes)
     assert data_facts(store, 32, False).train_windows == manifest.train.documents
+
+
+def test_bytes_of_text_that_is_cut_off_are_not_counted_as_learnt(store: Path) -> None:
+    """Else the loss of each document's start would be spread over all of its text."""
+    cut = data_facts(store, 16, False)
+    assert 0 < cut.eval_targets < data_facts(store, 16, True).eval_targets
+    assert (cut.eval_bytes, cut.eval_gzip_bytes) == (0, 0)
+    longest = max(len(TokenStore(store).document(n)) for n in range(len(TEXTS)))
+    assert data_facts(store, longest, False).eval_bytes == TokenStore(store).manifest.eval.bytes
 
 
 def test_a_sample_is_shown_with_its_borders(store: Path) -> None:
@@ -110,11 +120,12 @@ def test_a_sample_is_shown_with_its_borders(store: Path) -> None:
 
 
 def test_the_report_says_what_a_person_asks(store: Path) -> None:
-    lines = describe_store(store, 16, packing=False)
+    lines = describe_store(store, 16, False)
     text = "\n".join(lines)
     assert "train: 27 documents" in text
     assert "bytes a token" in text
     assert "are longer than train.sequence (16) and are cut off there" in text
+    assert "cut off" not in "\n".join(describe_store(store, 16, True))
     assert "tokens/s" in text
 
 
@@ -203,10 +214,9 @@ def test_one_document_at_least_is_held_out_and_one_is_left(tmp_path: Path) -> No
 
 def test_one_document_alone_is_trained_on_and_that_is_said(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "corpus", ["only this"])
-    notes = Notes()
-    found = build_store(request_for(tmp_path, source, tokenizer_for(tmp_path, source), eval=0.1), notes)
+    found = build_store(request_for(tmp_path, source, tokenizer_for(tmp_path, source), eval=0.1))
     assert TokenStore(found).manifest.eval.documents == 0
-    assert any("nothing is held out" in note for note in notes.notes)
+    assert any("nothing is held out" in note for note in store_remarks(found, 8, True))
     assert data_facts(found, 8, True).eval_windows == 0
 
 

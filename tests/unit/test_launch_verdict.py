@@ -28,6 +28,13 @@ def test_saved_on_request_is_stopped(tmp_path: Path) -> None:
     assert (status.state, status.exit_code, status.failure) == ("stopped", 75, None)
 
 
+def test_words_in_the_file_of_a_rank_that_saved_are_not_its_own(tmp_path: Path) -> None:
+    """Another job that was started in the same run directory, and refused, may have left them."""
+    write_error(tmp_path, 0, time=1.0, message="is in use")
+    status = judge([RankEnd(0, 75, 1.0), RankEnd(1, 75, 1.1)], tmp_path)
+    assert (status.state, status.exit_code) == ("stopped", 75)
+
+
 def test_an_echo_is_not_the_first_failure_even_when_it_was_seen_earlier(tmp_path: Path) -> None:
     write_error(tmp_path, 0, time=10.0, message=PEER_GONE)
     write_error(tmp_path, 1, time=10.5, message="no such file: corpus.txt")

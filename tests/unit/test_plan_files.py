@@ -10,7 +10,6 @@ import pytest
 from fakes.plans import A100_8, EXAMPLE, LAPTOP, SMALL, plan_of
 from headway.errors import PlanError
 from headway.plan.explain import (
-    differences,
     explain,
     interval_text,
     memory_rows,
@@ -81,7 +80,7 @@ def test_what_is_no_plan(tmp_path: Path, text: str) -> None:
 def test_an_absent_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="there is no plan") as caught:
         read_plan(tmp_path / "plan.json")
-    assert "headway plan run.yaml" in str(caught.value)
+    assert "headway train run.yaml --dry-run" in str(caught.value)
 
 
 def test_a_plan_of_a_valid_digest_that_cannot_be_read(written: Path) -> None:
@@ -140,17 +139,8 @@ def test_explain_one_value_a_section_and_the_run_files_word() -> None:
         explain(plan, "batch.micro_bach")
 
 
-def test_differences_between_two_plans() -> None:
-    old = plan_of(SMALL, LAPTOP)
-    assert differences(old, old) == []
-    new = plan_of(SMALL, LAPTOP, "launch.processes=1", "strategy=zero-3")
-    rows = {path: (left, right) for path, left, right in differences(old, new)}
-    assert rows["launch.processes"] == ("2", "1")
-    assert rows["strategy.stage"] == ("2", "3")
-    assert "schedule.steps" not in rows
-
-
 def test_intervals_as_text() -> None:
     assert interval_text(IntervalPlan()) == "never"
+    assert interval_text(IntervalPlan(steps=1)) == "every step"
     assert interval_text(IntervalPlan(steps=5)) == "every 5 steps"
     assert interval_text(IntervalPlan(seconds=90)) == "every 1 min 30 s"

@@ -31,12 +31,13 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Planned:
 
 
 def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:
-    """Train the tokenizer where asked and build the token store; returns its folder."""
+    """Train the tokenizer where asked and build the token store; returns its folder. `report` is told what is in it."""
     from headway.api import preparing
+    from headway.data.facts import describe_store
     from headway.data.seam import Silent
 
     loaded = preparing.load(path, overrides)
-    return Path(preparing.prepare_data(loaded, report or Silent()).store)
+    return Path(preparing.prepare_data(loaded, report or Silent(), describe_store).store)
 
 
 def train(
@@ -57,13 +58,13 @@ def train(
     warm_up()  # the ranks' imports run on the other core while the data is read and the plan made
     from headway.api import preparing, running
 
-    planned = preparing.planned(path, overrides, build=True, report=report)
+    planned = preparing.planned(path, overrides, build=True, name=name, report=report, force=force)
     screen.plan(planned)
     screen.checks(planned.report)
-    accepted = running.refuse_red(planned, force)
-    certificate = running.look_for_certificate(planned, accepted, screen)
-    run = running.make_run(planned, accepted, name, certificate)
-    return running.run_here(run, accepted, screen, resume=False)
+    planned.report.raise_if_red()
+    certificate = running.look_for_certificate(planned, screen)
+    run = running.make_run(planned, certificate)
+    return running.run_here(run, planned.plan, screen, resume=False)
 
 
 def certify(
@@ -82,25 +83,36 @@ def certify(
     Returns the certificate, whose `valid` may be False, and the file that it is kept in. `progress` is told the name of
     each small run as it begins. Raises the errors of `plan`, ModelError where the model cannot be made small.
     """
+    from headway.api import certifying, preparing
+
+    if not again and not claims:
+        known = certifying.on_the_shelf(preparing.planned(path, overrides, build=False).plan)
+        if known is not None:
+            return known
     from headway.launch.local import warm_up
 
     warm_up()
-    from headway.api import certifying, preparing
-
-    planned = preparing.planned(path, overrides, build=True, report=report)
+    plan = preparing.planned(path, overrides, build=True, report=report).plan
     if claims:
-        return certifying.certified_in_part(planned.plan, claims, progress)
-    return certifying.certified(planned.plan, progress, again=again)
+        return certifying.certified_in_part(plan, claims, progress)
+    return certifying.certified(plan, progress, again=again)
 
 
-def dry_run(path: Path, overrides: Sequence[str] = (), name: str | None = None) -> tuple[Path, str]:
+def dry_run(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    screen: Screen,
+    name: str | None = None,
+    force: Sequence[str] = (),
+) -> tuple[Path, str]:
     """Everything but the start: (the run directory, the exact script that would run)."""
     from headway.api import preparing, running
 
-    planned = preparing.planned(path, overrides, build=True)
-    accepted = running.refuse_red(planned, ())
-    run = running.make_run(planned, accepted, name)
-    return run.path, running.render(accepted, run)
+    planned = preparing.planned(path, overrides, build=True, name=name, force=force)
+    planned.report.raise_if_red()
+    run = running.make_run(planned, running.look_for_certificate(planned, screen))
+    return run.path, running.render(planned.plan, run)
 
 
 def resume(run: str | None, overrides: Sequence[str] = (), *, screen: Screen, force: Sequence[str] = ()) -> Path:
@@ -159,11 +171,16 @@ def follow(run: str | None, screen: Screen) -> None:
 
 
 def stop(run: str | None) -> Path:
-    """Ask a run to save and end at its next step."""
+    """Ask a run to save and end at its next step. Raises UserError where it is not running."""
+    from headway.errors import UserError
     from headway.run.lock import request_stop
     from headway.run.paths import RunDir
+    from headway.run.summary import summarise
 
     found = RunDir(find_run(run))
+    state = summarise(found).state
+    if state != "running":
+        raise UserError(f"{found.name} is not running (it is {state})", fix=f"see headway show {found.name}")
     request_stop(found, "asked by `headway stop`")
     return found.path
 

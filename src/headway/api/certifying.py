@@ -13,11 +13,17 @@ from headway.errors import NotCertified, UserError
 from headway.plan.schema import Plan
 
 
+def on_the_shelf(plan: Plan) -> tuple[Certificate, Path] | None:
+    """A certificate that still holds and its file; None where there is none, or where the data is not built yet."""
+    known = None if plan.facts.estimated else shelf.find(plan)
+    return None if known is None else (known, shelf.place_of(plan) / "certificate.json")
+
+
 def certified(plan: Plan, progress: Callable[[str], None], *, again: bool = False) -> tuple[Certificate, Path]:
     """The plan's certificate and its file: the one on the shelf if it still holds, else a new one."""
-    known = None if again else shelf.find(plan)
+    known = None if again else on_the_shelf(plan)
     if known is not None:
-        return known, shelf.place_of(plan) / "certificate.json"
+        return known
     made = certify(plan, shelf.place_of(plan) / "runs", progress)
     return made, shelf.keep(made, plan, render(made))
 

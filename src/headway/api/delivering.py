@@ -9,7 +9,7 @@ from headway.errors import ExportError
 from headway.plan.files import read_plan
 from headway.run.paths import RunDir
 from headway.run.record import read_record
-from headway.run.summary import summarise
+from headway.run.summary import evaluation_at
 from headway.run.usercode import use_code
 
 
@@ -31,7 +31,7 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
             record=read_record(run),
             step=reader.state.step,
             tokens=reader.state.tokens,
-            evaluation=_evaluation(run, reader.state.step),
+            evaluation=evaluation_at(run, reader.state.step),
             checkpoint=ref.name,
             code=run.code if run.code.is_dir() else None,
         )
@@ -54,11 +54,3 @@ def generate(target: Path, prompt: str, max_tokens: int, temperature: float, see
 def _is_model(folder: Path) -> bool:
     """A whole model, or an adapter, which transformers loads beside its base."""
     return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
-
-
-def _evaluation(run: RunDir, step: int) -> dict[str, float]:
-    """The held-out figures of exactly this step, where there are any."""
-    for event in reversed(summarise(run).events):
-        if event.get("event") == "evaluation" and event.get("step") == step:
-            return {k: v for k, v in event.items() if isinstance(v, float) and k not in ("time", "seconds")}
-    return {}

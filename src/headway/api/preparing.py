@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.check.checks import run_checks
+from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run, load_text
 from headway.config.schema import RunConfig, TokenizerConfig
 from headway.data.build import StoreRequest, build_store, find_store
-from headway.data.facts import data_facts, estimate_facts
+from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.reading import Reading
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
-from headway.errors import ModelError, Problem
 from headway.facts.adapters import with_adapter
 from headway.facts.cluster import probe_cluster
 from headway.facts.labels import has_labels, with_labels
@@ -54,13 +53,18 @@ def reload(run: RunDir, origin: Path, overrides: Sequence[str]) -> LoadedRun:
     return load_text(run.config.read_text(encoding="utf-8"), origin, overrides)
 
 
-def prepare_data(loaded: LoadedRun, report: ProgressReporter) -> DataFacts:
-    """Train or find the tokenizer, build or find the token store; exact facts."""
-    request = _tokenizer_request(loaded)
-    tokenizer = prepare_tokenizer(request, report)
+def prepare_data(
+    loaded: LoadedRun,
+    report: ProgressReporter,
+    describe: Callable[[Path, int, bool], list[str]] = store_remarks,
+) -> DataFacts:
+    """Train or find the tokenizer, build or find the token store; exact facts. `describe`: what is said of it."""
+    tokenizer = prepare_tokenizer(_tokenizer_request(loaded), report)
     store = build_store(_store_request(loaded, tokenizer), report)
-    train = loaded.config.train
-    return data_facts(store, train.sequence, loaded.config.data.packing)
+    sequence, packing = loaded.config.train.sequence, loaded.config.data.packing
+    for line in describe(store, sequence, packing):
+        report.note(line)
+    return data_facts(store, sequence, packing)
 
 
 def look_at_data(loaded: LoadedRun) -> DataFacts:
@@ -148,8 +152,11 @@ def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[
     return model_config | {"bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "pad_token_id": None}
 
 
-def check(plan: Plan, loaded: LoadedRun | None, run_dir: Path) -> Report:
-    return run_checks(plan, loaded, run_dir)
+def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
+    """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
+    report = run_checks(plan, loaded, folder)
+    used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
+    return Planned(plan.model_copy(update={"forced": used}), report.forced(force), loaded)
 
 
 def runs_root(loaded: LoadedRun) -> Path:
@@ -157,24 +164,33 @@ def runs_root(loaded: LoadedRun) -> Path:
     return Path(loaded.config.runs)
 
 
-def planned(path: Path, overrides: Sequence[str], *, build: bool, report: ProgressReporter | None = None) -> Planned:
-    """The plan of a run file and what the checks say. `build`: make the token store, else use what stands."""
+def planned(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    build: bool,
+    name: str | None = None,
+    report: ProgressReporter | None = None,
+    force: Sequence[str] = (),
+) -> Planned:
+    """The plan of a run file and what the checks say.
+
+    build: make the token store, else use what stands. name: of the run, in place of the run file's.
+    """
+    require_checks(force)
     loaded = load(path, overrides)
     data = prepare_data(loaded, report or Silent()) if build else look_at_data(loaded)
-    plan = plan_run(loaded, data)
-    return Planned(plan, check(plan, loaded, runs_root(loaded)), loaded)
+    return judged(plan_run(loaded, data, name), loaded, runs_root(loaded), force)
 
 
 def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
     config = loaded.config
-    asked = config.model.tokenizer
-    if asked is None:
-        if config.model.from_ is None:
-            fix = "write model.tokenizer: {train: 32k}, or {from: FOLDER}"
-            raise ModelError(problems=[Problem("model.tokenizer", "a model from scratch needs a tokenizer", fix=fix)])
-        asked = TokenizerConfig.model_validate({"from": config.model.from_})
+    asked, key = config.model.tokenizer, "model.tokenizer"
+    if asked is None:  # a model from scratch names one: a rule of the run file
+        asked, key = TokenizerConfig.model_validate({"from": config.model.from_}), "model"
     return TokenizerRequest(
         config=asked,
+        key=key,
         base=loaded.base,
         cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
         sources=(config.data.train,),

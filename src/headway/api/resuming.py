@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.api import preparing, running
 from headway.api.differing import differences
+from headway.check.checks import CHECKS, require_checks, run_checks
 from headway.cli.seam import Screen
+from headway.config.load import LoadedRun
 from headway.errors import CheckpointError, PlanError, Problem
 from headway.plan.files import read_plan, write_plan
 from headway.plan.schema import Plan
 from headway.run.journal import Journal
+from headway.run.lock import JobLock
 from headway.run.paths import RunDir
-from headway.run.record import read_record
+from headway.run.record import read_record, write_record
 from headway.run.summary import summarise
 
 # What the checkpoint's state and the order of samples depend on. Everything else may change at a resume.
@@ -21,15 +27,17 @@ _FIXED = (
     "model.kind",
     "model.config",
     "model.path",
+    "model.options",
     "adapter",
+    "model.tokenizer",
     "task.",
-    "data.store_hash",
-    "data.sequence",
-    "data.packing",
+    "data.",
     "batch.global_sequences",
     "optimizer.kind",
     "numerics.seed",
 )
+# What the plan takes from elsewhere, and may have gone since.
+_STILL_THERE = {name: CHECKS[name] for name in ("data", "model")}
 
 
 def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Sequence[str]) -> Path:
@@ -37,51 +45,93 @@ def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Seque
 
     Raises:
         CheckpointError: nothing complete to go on from, or the run is complete.
-        PlanError: the overrides change what the checkpoint depends on.
+        PlanError: the overrides change what the checkpoint depends on, or end the run before where it stands.
+        CheckFailed: the data or the model is not there any more, or a red finding of a new plan.
+        UserError: the run is still running.
     """
+    require_checks(force)
     run = RunDir(path)
     plan = read_plan(run.plan)
     summary = summarise(run)
-    if not any(checkpoint.complete for checkpoint in summary.checkpoints):
-        raise CheckpointError(
-            f"{run.name} has no complete checkpoint to resume from", fix="start it anew with `headway train`"
-        )
-    if summary.state == "done" and not overrides:
-        fix = "a longer one: headway resume RUN train.length=..."
-        raise CheckpointError(f"{run.name} is complete: {plan.schedule.steps} of {plan.schedule.steps} steps", fix=fix)
-    if overrides:
-        plan = _replan(run, plan, overrides, screen, force)
-    return running.run_here(run, plan, screen, resume=True)
+    reached = [checkpoint.step for checkpoint in summary.checkpoints if checkpoint.complete]
+    with JobLock(run):  # before anything is changed: a run that goes on must not find another plan
+        if not reached:
+            raise CheckpointError(
+                f"{run.name} has no complete checkpoint to resume from", fix="start it anew with `headway train`"
+            )
+        if summary.state == "done" and not overrides:
+            what = f"{run.name} is complete: {plan.schedule.steps} of {plan.schedule.steps} steps"
+            raise CheckpointError(what, fix=f"to train it longer: headway resume {run.name} train.length=...")
+        if overrides:
+            plan = _replan(run, plan, reached[-1], _Asked(overrides, force), screen)
+        else:
+            run_checks(plan, None, run.path, checks=_STILL_THERE).forced([*plan.forced, *force]).raise_if_red()
+        return running.run_here(run, plan, screen, resume=True)
 
 
-def _replan(run: RunDir, old: Plan, overrides: Sequence[str], screen: Screen, force: Sequence[str]) -> Plan:
-    origin = read_record(run).get("run_file", {})
+@dataclass(frozen=True)
+class _Asked:
+    """What the user changes at this resume."""
+
+    overrides: Sequence[str]
+    force: Sequence[str]
+
+
+def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen) -> Plan:
+    """The plan with these overrides beside those of the start and of earlier resumes, put in the old one's place."""
+    record = read_record(run)
+    origin = record.get("run_file", {})
     path = Path(origin.get("path", run.config))
-    loaded = preparing.reload(run, path, [*origin.get("overrides", ()), *overrides])
-    new = preparing.plan_run(loaded, old.facts, old.name)
-    report = preparing.check(new, loaded, run.path)
-    planned = preparing.Planned(new, report, loaded)
-    accepted = running.refuse_red(planned, force)
-    changed = differences(old, accepted)
+    before = preparing.reload(run, path, origin.get("overrides", ()))
+    loaded = preparing.reload(run, path, [*before.overrides, *asked.overrides])
+    made = preparing.plan_run(loaded, old.facts, old.name)
+    made = made.model_copy(update={"code": old.code})  # the run goes on with its own copy of the user's modules
+    planned = preparing.judged(made, loaded, run.path, asked.force)
+    changed = differences(old, planned.plan)
     # A folder may move: beside an adapter the hash of its weights says whether it is the same model.
-    moved = old.adapter is not None and old.adapter.base != "" and old.adapter == accepted.adapter
-    fixed = [(key, a, b) for key, a, b in changed if key.startswith(_FIXED) and not (moved and key == "model.path")]
-    if fixed:
-        fix = "start a new run for it: headway train"
-        rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
-        raise PlanError(problems=[Problem(key, rule.format(a), b, fix) for key, a, b in fixed])
-    _keep_old_plan(run)
-    write_plan(accepted, run.plan)
+    moved = old.adapter is not None and old.adapter.base != "" and old.adapter == planned.plan.adapter
+    kept = [change for change in changed if not (moved and change[0] == "model.path")]
+    _require_resumable([*_other_data(before, loaded), *kept], planned.plan, reached)
     screen.plan(planned)
-    screen.checks(report)
+    screen.checks(planned.report)
+    planned.report.raise_if_red()
+    certificate = running.look_for_certificate(planned, screen)
+    _keep_old_plan(run)
+    write_plan(planned.plan, run.plan)
+    write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
     with Journal(run.events) as events:
         for key, a, b in changed:
             events.event("notice", text=f"the plan changed at this resume: {key}: {a} -> {b}")
-    return accepted
+    return planned.plan
+
+
+def _other_data(before: LoadedRun, loaded: LoadedRun) -> Iterator[tuple[str, Any, Any]]:
+    """(key, before, now) of what the token store was made from, which is not made again for a resume."""
+    for key in ("data.train", "data.eval", "model.tokenizer"):
+        section, name = key.split(".")
+        old, new = (getattr(getattr(run.config, section), name) for run in (before, loaded))
+        if old != new:
+            yield key, old, new
+
+
+def _require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reached: int) -> None:
+    """Raises PlanError where the checkpoint cannot go on under the new plan."""
+    fix = "start a new run for it: headway train"
+    rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
+    problems = [Problem(key, rule.format(a), b, fix) for key, a, b in changed if key.startswith(_FIXED)]
+    steps = new.schedule.steps
+    if steps < reached:
+        over = f"would end after {steps} steps, and the run stands at {reached}"
+        problems.append(
+            Problem("train.length", over, fix=f"at least {reached} steps, or take the model: headway export")
+        )
+    if problems:
+        raise PlanError(problems=problems)
 
 
 def _keep_old_plan(run: RunDir) -> None:
+    """A copy beside it: at no time does the run have no plan."""
     number = 1
     while (kept := run.plan.with_name(f"plan-{number}.json")).exists():
         number += 1
-    run.plan.replace(kept)
+    shutil.copyfile(run.plan, kept)

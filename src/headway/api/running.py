@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from headway.api import certifying
 from headway.api.preparing import Planned
@@ -15,7 +16,7 @@ from headway.certify.schema import Certificate
 from headway.cli.seam import Outcome, Screen
 from headway.data.samples import decode_sample, excerpt
 from headway.data.store import open_split
-from headway.errors import CheckFailed, HeadwayError, Stopped, WorkerFailed, exit_codes
+from headway.errors import HeadwayError, Stopped, WorkerFailed, exit_codes
 from headway.launch.local import run_job
 from headway.launch.seam import JobSpec, JobStatus
 from headway.plan.files import write_plan
@@ -24,26 +25,14 @@ from headway.registry import resolve
 from headway.run.journal import Follower, Journal, follow
 from headway.run.lock import JobLock, clear_stop
 from headway.run.paths import RunDir, create
-from headway.run.record import gather_record, write_record
+from headway.run.record import describe_plan, gather_record, write_record
 from headway.run.summary import summarise
 from headway.run.usercode import copy_code
 
 _SAMPLE_CHARACTERS = 600
 
 
-def refuse_red(planned: Planned, forced: Sequence[str]) -> Plan:
-    """The plan, with what was forced written into it. Raises CheckFailed naming each red finding that was not."""
-    red = [verdict for verdict in planned.report.verdicts if verdict.level == "red"]
-    unforced = [verdict for verdict in red if verdict.name not in forced]
-    if unforced:
-        lines = [f"{v.name}: {v.finding}\n    fix: {v.fix}" for v in unforced]
-        names = " ".join(f"--force {v.name}" for v in unforced)
-        raise CheckFailed("the checks found what would fail:\n" + "\n".join(lines), fix=f"or, knowingly: {names}")
-    used = tuple(verdict.name for verdict in red if verdict.name in forced)
-    return planned.plan.model_copy(update={"forced": used}) if used else planned.plan
-
-
-def look_for_certificate(planned: Planned, plan: Plan, screen: Screen) -> Certificate | None:
+def look_for_certificate(planned: Planned, screen: Screen) -> Certificate | None:
     """The plan's certificate, made first where the run file requires one; says so on the screen.
 
     Raises NotCertified: it is required and a claim failed.
@@ -53,11 +42,12 @@ def look_for_certificate(planned: Planned, plan: Plan, screen: Screen) -> Certif
         def small_run(name: str) -> None:
             screen.event({"event": "notice", "text": f"certify: the {name} run"})
 
-        certificate = certifying.require(plan, small_run)
+        certificate = certifying.require(planned.plan, small_run)
     else:
-        certificate = shelf.find(plan)
+        certificate = shelf.find(planned.plan)
     if certificate is None:
-        text = f"no certificate for this plan; `headway certify {planned.loaded.path.name}` proves it in a minute"
+        command = shlex.join(["headway", "certify", str(planned.loaded.path), *planned.loaded.overrides])
+        text = f"no certificate for this plan; `{command}` proves it in a minute"
     elif certificate.valid:
         text = f"certificate {certificate.id} holds for this plan"
     else:
@@ -66,19 +56,23 @@ def look_for_certificate(planned: Planned, plan: Plan, screen: Screen) -> Certif
     return certificate
 
 
-def make_run(planned: Planned, plan: Plan, name: str | None, certificate: Certificate | None = None) -> RunDir:
-    """The run directory, whole before a worker starts: run file, plan, record, one decoded sample."""
-    loaded = planned.loaded
-    run = create(Path(loaded.config.runs), name or plan.name)
+def make_run(planned: Planned, certificate: Certificate | None) -> RunDir:
+    """The run directory, whole before a worker starts: run file, plan, record."""
+    plan, loaded = planned.plan, planned.loaded
+    run = create(Path(loaded.config.runs), plan.name)
     run.config.write_text(loaded.text, encoding="utf-8")
     write_plan(plan, run.plan)
     copy_code(plan.code, run)
-    record = gather_record(plan, sys.argv, code=loaded.base)
-    record["run_file"] = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
-    if certificate is not None:
-        record["certificate"] = {"id": certificate.id, "valid": certificate.valid}
-    write_record(run, record)
+    write_record(run, gather_record(plan, sys.argv, code=loaded.base) | origin_of(planned, certificate))
     return run
+
+
+def origin_of(planned: Planned, certificate: Certificate | None) -> dict[str, Any]:
+    """What the record says of where the plan comes from: the run file, the overrides in force, the certificate."""
+    proof = None if certificate is None else {"id": certificate.id, "valid": certificate.valid}
+    loaded = planned.loaded
+    file = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
+    return {"plan": describe_plan(planned.plan), "run_file": file, "certificate": proof}
 
 
 def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
@@ -153,7 +147,7 @@ def _raise_failure(status: JobStatus) -> None:
         return
     failure = status.failure
     if failure is None:
-        raise Stopped("stopped and saved", fix="`headway resume` goes on from there")
+        raise Stopped("stopped and saved: `headway resume` goes on from there")
     if status.state == "stopped":
         raise WorkerFailed(
             f"{failure.error}\n    log: {failure.log}", fix="`headway resume` goes on from the last checkpoint"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.certify.bounds import BOUNDS, UPDATE, Bounds
+from headway.certify.bounds import BOUNDS, MOMENT, UPDATE, Bounds
 from headway.certify.outcome import Outcome
 from headway.certify.schema import (
     BIT_EQUAL,
@@ -24,6 +24,8 @@ from headway.plan.memory import MemoryRequest, model_states, moments_of
 from headway.plan.schema import Plan
 
 _FP32_ROUNDING = 1.2e-7  # of a stored weight: one unit in the last place
+_FLOOR = 0.01  # of the root mean square of all gradients
+_HARDLY = 0.1  # of the largest update of the same parameter
 _NOT_HERE = "NCCL, CUDA kernels, races of overlapped communication, real memory at size"
 
 
@@ -90,18 +92,25 @@ def _claim(head: _Head, measures: list[Measure], evidence: Evidence, runs: tuple
     )
 
 
-def worst(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[float, str]:
-    """(largest ||a - b|| / ||b|| over the parameters, its name); infinite where one lacks a parameter."""
+def worst(a: dict[str, np.ndarray], b: dict[str, np.ndarray], *, floor: float = 0.0) -> tuple[float, str]:
+    """(largest ||a - b|| / ||b|| over the parameters, its name); infinite where one lacks a parameter.
+
+    floor: the least ||b|| that is divided by, as a share of what an average parameter of that size has. A gradient that
+    is zero but for rounding (the bias of keys without rotary positions) has no relative error to speak of.
+    """
     if a.keys() != b.keys():
         return float("inf"), ", ".join(sorted(a.keys() ^ b.keys())[:3])
-    found = [(_relative(a[name], b[name]), name) for name in b]
+    elements = sum(array.size for array in b.values())
+    average = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in b.values()) / max(elements, 1)))
+    found = [(_relative(a[name], b[name], floor * average), name) for name in b]
     unordered = [item for item in found if item[0] != item[0]]  # a NaN is the worst
     return unordered[0] if unordered else max(found, default=(float("inf"), "nothing was recorded"))
 
 
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
+def _relative(a: np.ndarray, b: np.ndarray, least: float) -> float:
+    """||a - b|| / ||b||, ||b|| taken for at least `least` an element."""
     difference = float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64)))
-    size = float(np.linalg.norm(b.astype(np.float64)))
+    size = max(float(np.linalg.norm(b.astype(np.float64))), least * b.size**0.5)
     return difference / size if size > 0 else difference
 
 
@@ -122,7 +131,7 @@ def _gradients(evidence: Evidence, bounds: Bounds) -> Claim:
         steps = range(1, len(main.figures["losses"]) + 1)
         value, where = worst(main.group("weight@0"), plain.group("weight@0"))
         measures.append(Measure(what="weights at the start", value=value, bound=bounds.start, where=where))
-        value, where = _over(steps, lambda t: worst(main.group(f"gradient@{t}"), plain.group(f"gradient@{t}")))
+        value, where = _over(steps, lambda t: _worst_gradient(main, plain, t))
         what = f"gradients of {len(steps)} steps"
         measures.append(Measure(what=what, value=value, bound=bounds.gradient, where=where))
         value, where = _furthest(main.figures["norms"], plain.figures["norms"], relative=True)
@@ -133,8 +142,12 @@ def _gradients(evidence: Evidence, bounds: Bounds) -> Claim:
         measures.append(Measure(what="updates of the weights", value=value, bound=UPDATE, where=where))
         if moments_of(evidence.plan.optimizer):
             value, where = _over(steps, lambda t: worst(main.group(f"moment@{t}"), plain.group(f"moment@{t}")))
-            measures.append(Measure(what="optimizer moments", value=value, bound=UPDATE, where=where))
+            measures.append(Measure(what="optimizer moments", value=value, bound=MOMENT, where=where))
     return _claim(head, measures, evidence, ("main", "reference"))
+
+
+def _worst_gradient(a: Outcome, b: Outcome, step: int) -> tuple[float, str]:
+    return worst(a.group(f"gradient@{step}"), b.group(f"gradient@{step}"), floor=_FLOOR)
 
 
 def _over(steps: range, compare: Callable[[int], tuple[float, str]]) -> tuple[float, str]:
@@ -145,23 +158,30 @@ def _over(steps: range, compare: Callable[[int], tuple[float, str]]) -> tuple[fl
 
 
 def _worst_update(main: Outcome, plain: Outcome, step: int) -> tuple[float, str]:
-    """||a - b|| / ||update|| of the worst parameter, less what rounding the new weight to fp32 explains."""
-    before, mine, theirs = (
-        main.group(f"weight@{step - 1}"),
-        main.group(f"weight@{step}"),
-        plain.group(f"weight@{step}"),
-    )
+    """||a - b|| / ||update|| of the worst parameter."""
+    before = main.group(f"weight@{step - 1}")
+    mine, theirs = main.group(f"weight@{step}"), plain.group(f"weight@{step}")
     if not before.keys() == mine.keys() == theirs.keys():
         return float("inf"), ", ".join(sorted(mine.keys() ^ theirs.keys())[:3])
-    found: list[tuple[float, str]] = []
-    for name, old in before.items():
-        difference = np.linalg.norm(mine[name].astype(np.float64) - theirs[name])
-        rounding = _FP32_ROUNDING * np.linalg.norm(old.astype(np.float64))
-        update = np.linalg.norm(theirs[name].astype(np.float64) - old)
-        excess = difference - rounding if difference == difference else difference
-        found.append((float(excess / update) if update > 0 and not excess <= 0 else float(max(excess, 0.0)), name))
+    found = [(_update_apart(before[name], mine[name], theirs[name]), name) for name in before]
     unordered = [item for item in found if item[0] != item[0]]
     return unordered[0] if unordered else max(found)
+
+
+def _update_apart(before: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> float:
+    """Less what rounding the new weights to fp32 explains; elements that hardly moved are left out.
+
+    Where a gradient and its weight's decay nearly cancel, Adam divides rounding by rounding.
+    """
+    old = before.astype(np.float64)
+    update = theirs - old
+    moved = np.abs(update) >= _HARDLY * np.abs(update).max(initial=0.0)
+    difference = np.linalg.norm((mine.astype(np.float64) - theirs)[moved])
+    if difference != difference:
+        return float(difference)
+    excess = max(0.0, float(difference - _FP32_ROUNDING * np.linalg.norm(old[moved])))
+    size = float(np.linalg.norm(update[moved]))
+    return excess / size if size > 0 else excess
 
 
 def _invariance(evidence: Evidence, bounds: Bounds) -> Claim:
@@ -171,7 +191,7 @@ def _invariance(evidence: Evidence, bounds: Bounds) -> Claim:
     notes = ""
     if main and alone:
         step = SAVED_AT + 1
-        value, where = worst(alone.group(f"gradient@{step}"), main.group(f"gradient@{step}"))
+        value, where = _worst_gradient(alone, main, step)
         measures.append(Measure(what="gradients of one step", value=value, bound=bounds.gradient, where=where))
         norms = alone.figures["norms"][:1], main.figures["norms"][SAVED_AT : SAVED_AT + 1]
         value, where = _furthest(*norms, relative=True)
@@ -349,7 +369,8 @@ def _bytes(evidence: Evidence, bounds: Bounds) -> Claim:
         ranks = evidence.main.figures["bytes"]
         for name in ("parameters", "gradients", "optimizer states"):
             # DeepSpeed rounds each flat group up to an equal part for every rank, and aligns it.
-            bound = max(0.005, 4096 / max(planned[name], 1))
+            slack = 4096 + (_straddling_bytes(plan) if name == "gradients" else 0)
+            bound = max(0.005, slack / max(planned[name], 1))
             off = max(((rank[name] - planned[name]) / max(planned[name], 1) for rank in ranks), key=abs)
             # Stage 1 with offload keeps fewer gradients than planned: room to spare is no fault of theirs.
             share, word = (max(0.0, off), "over") if name == "gradients" else (abs(off), "off")
@@ -361,6 +382,14 @@ def _bytes(evidence: Evidence, bounds: Bounds) -> Claim:
             what = f"elements of the largest weight kept whole, over the threshold of {threshold}"
             measures.append(Measure(what=what, value=over, bound=0))
     return _claim(head, measures, evidence, ("main",))
+
+
+def _straddling_bytes(plan: Plan) -> int:
+    """Stage 2 keeps the gradient of a weight whole on both ranks between which the border of their parts cuts it."""
+    if plan.strategy.kind != "deepspeed" or plan.strategy.stage != 2:
+        return 0
+    largest = plan.shape.hidden * max(plan.shape.vocab, plan.shape.ffn)
+    return largest * (4 if plan.numerics.precision == "fp32" or plan.strategy.offload_optimizer else 2)
 
 
 def memory_request(plan: Plan) -> MemoryRequest:

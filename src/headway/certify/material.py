@@ -47,26 +47,38 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
 
 
 def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
-    """The first documents of the data, enough for so many windows, and what was done to them."""
+    """The first documents of the data, enough for so many windows, and what was done to them.
+
+    Where plain texts are few and long, their further pieces too.
+    """
     kind = store.manifest.kind
     documents: list[np.ndarray] = []
     learnt: list[np.ndarray] = []
     classes: list[int] = []
-    room = windows * SEQUENCE
-    for number in store.documents("train").tolist():
-        part = _part_of_chat(store.learnt(number), len(documents)) if kind == "chat" else slice(_LONGEST)
-        documents.append(store.document(number)[part] % vocab)
-        if kind == "chat":
-            learnt.append(store.learnt(number)[part])
-        if store.labels is not None:
-            classes.append(int(store.labels[number]))
-        room -= SEQUENCE if kind == "labelled" else len(documents[-1])
-        if room <= 0:
-            break
-    cut = f"cut at {_LONGEST} tokens"
+    numbers = store.documents("train").tolist()
+    room, start, ended = windows * SEQUENCE, 0, False
+    while not ended and room > 0:
+        ended = True
+        for number in numbers:
+            whole = slice(start, start + _LONGEST)
+            part = _part_of_chat(store.learnt(number), len(documents)) if kind == "chat" else whole
+            piece = store.document(number)[part] % vocab
+            if not len(piece):
+                continue
+            ended = kind != "text"
+            documents.append(piece)
+            if kind == "chat":
+                learnt.append(store.learnt(number)[part])
+            if store.labels is not None:
+                classes.append(int(store.labels[number]))
+            room -= SEQUENCE if kind == "labelled" else len(piece)
+            if room <= 0:
+                break
+        start += _LONGEST
+    cut = f"of at most {_LONGEST} tokens"
     if kind == "chat":
         cut = f"{min(_CHATS)} to {max(_CHATS)} tokens of each around what is learnt"
-    said = f"{len(documents)} documents of the data, {cut}, ids folded into {vocab}"
+    said = f"{len(documents)} pieces of documents of the data, {cut}, ids folded into {vocab}"
     return Material(documents, learnt, classes, store.manifest.labels), said
 
 
@@ -80,7 +92,7 @@ def _part_of_chat(learnt: np.ndarray, number: int) -> slice:
 
 def _made(plan: Plan, windows: int, vocab: int) -> Material:
     """Documents of random tokens, half of a chat learnt, labels in turn."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(plan.numerics.seed)
     task, room = plan.task, windows * SEQUENCE
     longest = SEQUENCE if task.kind in ("instruction", "classification") else _LONGEST
     documents: list[np.ndarray] = []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+import headway
 from headway.plan.schema import Plan
 
-_PACKAGES = ("headway", "torch", "deepspeed", "transformers", "safetensors")
+_PACKAGES = ("torch", "deepspeed", "transformers", "safetensors")
 
 
 def numerics_of(plan: Plan) -> dict[str, Any]:
@@ -39,11 +42,22 @@ def numerics_hash(plan: Plan) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what computes, without importing any of it."""
+    """Installed versions of what computes, without importing any of it; Headway's own with a hash of its source."""
     found: dict[str, str] = {}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
-    return found
+    return found | {"headway": f"{headway.__version__}+{_source_hash()}"}
+
+
+@cache
+def _source_hash() -> str:
+    """A working copy changes without a new version."""
+    root = Path(headway.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 
 from headway.certify.outcome import Outcome
 from headway.data.order import window_at
@@ -93,11 +94,20 @@ def _backward(model: nn.Module, windows: list[Sample]) -> float:
     model.zero_grad()
     loss = 0.0
     for tokens, labels in (part for window in windows for part in _documents(window)):
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        logits = _logits(model, tokens[None])[0].float()
         part = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
         part.backward()
         loss += float(part)
     return loss
+
+
+def _logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """[1, length, entries]. A user's own model is called as training calls it, and may return a bare tensor."""
+    if isinstance(model, PreTrainedModel):
+        return model(input_ids=tokens, use_cache=False).logits
+    output = model(input_ids=tokens, position_ids=torch.arange(tokens.shape[1])[None])
+    found = output[0] if isinstance(output, tuple) else output
+    return found if isinstance(found, torch.Tensor) else found.logits
 
 
 def _gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

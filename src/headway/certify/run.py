@@ -117,11 +117,12 @@ def _devices(plan: Plan) -> int:
 
 def make_runs(shop: Workshop, claims: Sequence[int] = CLAIMS) -> None:
     """The runs that these claims are judged by; a run that the workshop has an outcome of is not made again."""
-    plan, plant = shop.small.plan, shop.plant
+    plan, plant = _without_export(shop.small.plan), shop.plant
     wet, alone = with_dropout(plan), _saving_each_step(on_one_rank(plan))
+    exported = shop.small.plan if 6 in claims else plan
     main, other = shop.checkpoint(MAIN, SAVED_AT), shop.checkpoint("alone", _BACK_FROM)
     makers: dict[str, Callable[[], None]] = {
-        MAIN: lambda: shop.run(MAIN, plan, Job(gradients_at=EVERY_STEP, states=True, effects=True, plant=plant)),
+        MAIN: lambda: shop.run(MAIN, exported, Job(gradients_at=EVERY_STEP, states=True, effects=True, plant=plant)),
         REFERENCE: lambda: shop.run(REFERENCE, _plain(plan), Job()),
         "dropout": lambda: shop.run("dropout", wet, Job(plant=plant)),
         "killed": lambda: shop.run("killed", wet, Job(kill_after=KILLED_AFTER, plant=plant)),
@@ -136,6 +137,10 @@ def make_runs(shop: Workshop, claims: Sequence[int] = CLAIMS) -> None:
         # What reads the main run's outcome has nothing to read where that run broke; its failure says so.
         if name in needed and name not in shop.outcomes and (name != REFERENCE or MAIN in shop.outcomes):
             make()
+
+
+def _without_export(plan: Plan) -> Plan:
+    return plan.model_copy(update={"export": plan.export.model_copy(update={"at_end": False})})
 
 
 def _saving_each_step(plan: Plan) -> Plan:

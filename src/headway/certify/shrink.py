@@ -10,8 +10,10 @@ from typing import Any
 
 from headway.errors import ModelError, Problem
 from headway.facts.architectures import ARCHITECTURES, KEYS
+from headway.facts.schema import ModelShape
 from headway.facts.shape import shape_of
-from headway.plan.schema import IntervalPlan, Plan, StrategyPlan
+from headway.plan.schema import IntervalPlan, LaunchPlan, ModelPlan, Plan, StrategyPlan
+from headway.registry import load_object
 
 STEPS = 6
 EVERY_STEP = tuple(range(1, STEPS + 1))
@@ -22,6 +24,7 @@ VOCAB = 256
 HEADS, HEAD_DIM = 4, 16
 HIDDEN = HEADS * HEAD_DIM
 DROPOUT = 0.1
+OWN_SIZE_PARAMETERS = 20_000_000  # a model that cannot be made small is certified as it is up to here
 _CLIP = 0.1  # far below the gradient norm of fresh weights, so that clipping acts in every step
 _FLUSHES = 4  # at least so many bucket flushes a backward pass
 
@@ -38,14 +41,13 @@ def shrink(plan: Plan, processes: int) -> Small:
     """The small plan on `processes` ranks (1 or 2), dropout off.
 
     Raises:
-        ModelError: the model has no width and depth that could be set.
+        ModelError: the model has no width and depth that could be set, and is too large to be certified as it is.
     """
     said: list[str] = []
-    config = small_config(plan.model.config, plan.model.kind)
-    said.append(f"width {HIDDEN}, {_layers(config)} layers, {VOCAB} tokens of vocabulary, windows of {SEQUENCE}")
-    if plan.model.kind == "pretrained":
-        said.append("fresh weights in place of the pretrained ones: their loading is checked when the run starts")
-    shape = shape_of(config)
+    model, shape = _small_model(plan, said)
+    if processes < plan.launch.processes:
+        ranks = "one process" if processes == 1 else f"{processes} processes"
+        said.append(f"{ranks} in place of {plan.launch.processes}")
     device, precision, attention, tf32 = _device(plan, said)
     micro, accumulation = min(plan.batch.micro_batch, 2), min(plan.batch.accumulation, 4)
     total = micro * accumulation * processes
@@ -54,9 +56,7 @@ def shrink(plan: Plan, processes: int) -> Small:
     if clip != plan.optimizer.clip:
         said.append(f"clip {clip:g} in place of {plan.optimizer.clip:g}, so that it acts in every step")
     parts = {
-        "model": plan.model.model_copy(
-            update={"kind": "config", "path": None, "config": config, "attention": attention}
-        ),
+        "model": model.model_copy(update={"attention": attention}),
         "data": plan.data.model_copy(update={"sequence": SEQUENCE}),
         "batch": plan.batch.model_copy(
             update={
@@ -74,7 +74,7 @@ def shrink(plan: Plan, processes: int) -> Small:
             }
         ),
         "optimizer": plan.optimizer.model_copy(update={"clip": clip}),
-        "strategy": _thresholds(plan, shape.parameters, processes),
+        "strategy": _strategy(plan, shape.parameters, processes),
         "numerics": plan.numerics.model_copy(
             update={
                 "precision": precision,
@@ -88,22 +88,18 @@ def shrink(plan: Plan, processes: int) -> Small:
         "checkpoint": plan.checkpoint.model_copy(
             update={"every": IntervalPlan(steps=SAVED_AT), "keep": STEPS, "at_end": True}
         ),
-        "launch": plan.launch.model_copy(
-            update={
-                "kind": "local",
-                "device": device,
-                "processes": processes,
-                "threads": 1,
-                "backend": "nccl" if device == "cuda" else "gloo",
-                "timeout_seconds": 60.0,
-                "port": None,
-            }
-        ),
+        "launch": _launch(plan, device, processes),
         "track": (),
         "export": plan.export.model_copy(update={"at_end": True, "sample": "the"}),
         "shape": shape,
     }
     return Small(plan.model_copy(update=parts), tuple(said))
+
+
+def _launch(plan: Plan, device: str, processes: int) -> LaunchPlan:
+    changed = {"kind": "local", "device": device, "processes": processes, "threads": 1, "port": None}
+    changed |= {"backend": "nccl" if device == "cuda" else "gloo", "timeout_seconds": 60.0}
+    return plan.launch.model_copy(update=changed)
 
 
 def with_dropout(plan: Plan) -> Plan:
@@ -127,18 +123,55 @@ def on_one_rank(plan: Plan) -> Plan:
     return plan.model_copy(update={"batch": batch, "strategy": strategy, "launch": launch})
 
 
-def small_config(config: dict[str, Any], kind: str) -> dict[str, Any]:
+def _small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelShape]:
+    """The model made small: by its config, by its own `certify` factory, or as it is where it is small already."""
+    kind, config = plan.model.kind, plan.model.config
+    factory = getattr(load_object(kind, "model.kind"), "certify", None) if ":" in kind else None
+    if factory is not None:
+        said.append(f"the small model that {kind}.certify gives")
+        return factory(plan)
+    lacking = [":"] if ":" in kind else _lacking(config)
+    if not lacking:
+        small = small_config(config)
+        said.append(f"width {HIDDEN}, {_layers(small)} layers, {VOCAB} tokens of vocabulary, windows of {SEQUENCE}")
+        if kind == "pretrained":
+            said.append("fresh weights in place of the pretrained ones: their loading is checked when the run starts")
+        dropping = sorted(key for key, value in small.items() if _is_dropout(key, value))
+        if dropping:
+            said.append(f"no dropout ({', '.join(dropping)}), but in the runs of claim 4")
+        small |= dict.fromkeys(dropping, 0.0)
+        made = plan.model.model_copy(update={"kind": "config", "path": None, "config": small})
+        return made, shape_of(small)
+    if plan.shape.parameters <= OWN_SIZE_PARAMETERS:
+        said.append(f"the model at its own size, windows of {SEQUENCE}")
+        return plan.model, plan.shape
+    why = "it is your own" if ":" in kind else f"its config has no {', '.join(lacking)}"
+    rule = f"cannot be made small ({why}), and its {plan.shape.parameters / 1e6:.0f} M parameters are too many as it is"
+    fix = "certify a smaller config of it, or give the class a static method certify(plan) that returns the ModelPlan"
+    fix += " and ModelShape of a small model with the same kinds of modules (docs/certify.md shows one)"
+    raise ModelError(problems=[Problem("model", rule, kind, fix)])
+
+
+def _is_dropout(key: str, value: Any) -> bool:
+    return "drop" in key and isinstance(value, float) and value > 0
+
+
+def _keys(config: dict[str, Any]) -> dict[str, str]:
+    arch = ARCHITECTURES.get(config.get("model_type", ""))
+    return {word: (arch.key(word) if arch else KEYS[word]) for word in KEYS}
+
+
+def _lacking(config: dict[str, Any]) -> list[str]:
+    keys = _keys(config)
+    return [keys[word] for word in ("hidden", "layers", "heads", "vocab") if keys[word] not in config]
+
+
+def small_config(config: dict[str, Any]) -> dict[str, Any]:
     """A transformers config of the same kinds of modules, narrow and shallow.
 
     Heads keep their grouping, experts their routing, alternating layers their alternation.
     """
-    arch = ARCHITECTURES.get(config.get("model_type", ""))
-    keys = {word: (arch.key(word) if arch else KEYS[word]) for word in KEYS}
-    lacking = [keys[word] for word in ("hidden", "layers", "heads", "vocab") if keys[word] not in config]
-    if ":" in kind or lacking:
-        rule = "cannot be made small: " + (f"its config has no {', '.join(lacking)}" if lacking else "it is your own")
-        fix = "certify it at its own size by a small config, or give its class a `certify` factory"
-        raise ModelError(problems=[Problem("model", rule, kind, fix)])
+    keys = _keys(config)
     wide = config[keys["hidden"]]
     small = dict(config)
     small |= {keys["hidden"]: HIDDEN, keys["heads"]: HEADS, keys["vocab"]: min(VOCAB, config[keys["vocab"]])}
@@ -202,16 +235,18 @@ def _device(plan: Plan, said: list[str]) -> tuple[str, str, str, bool]:
     return "cpu", precision, attention, False
 
 
-def _thresholds(plan: Plan, small_parameters: int, processes: int) -> StrategyPlan:
+def _strategy(plan: Plan, small_parameters: int, processes: int) -> StrategyPlan:
     """Buckets and thresholds in proportion to the parameters, buckets at most a quarter of what one pass sends."""
     strategy = plan.strategy
+    if strategy.kind == "ddp" and processes == 1:
+        return StrategyPlan(kind="single")
     if strategy.kind != "deepspeed" or strategy.stage == 0:
         return strategy
     ratio = small_parameters / max(plan.shape.parameters, 1)
     most = small_parameters // _FLUSHES
 
     def scaled(elements: int, least: int) -> int:
-        return max(least, min(most, round(elements * ratio)))
+        return max(least, min(most, round(elements * ratio))) // 2 * 2  # DeepSpeed refuses odd buckets
 
     return strategy.model_copy(
         update={

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from headway.check import fitting, machine
+from headway.check import fitting, machine, releases
 from headway.check.report import Report, Verdict, yellow
 from headway.check.subject import Check, Subject
 from headway.config.load import LoadedRun
@@ -21,6 +21,7 @@ LIMIT_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
     "device": machine.device,
     "versions": machine.versions,
+    "releases": releases.releases,
     "memory": machine.memory,
     "host-memory": machine.host_memory,
     "disk": machine.disk,
@@ -66,10 +67,7 @@ def run_checks(
     checks: dict[str, Check] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Report:
-    """Every check on this machine, in the order of the table; together at most `limit_seconds`.
-
-    Red findings that `plan.forced` names are passed, and said to be.
-    """
+    """Every check on this machine, in the order of the table; together at most `limit_seconds`."""
     subject = Subject(plan, run, run_dir)
     running = [_Running(name, check, subject) for name, check in (checks or CHECKS).items()]
     clock = threading.Event()
@@ -84,17 +82,16 @@ def run_checks(
     verdicts = (
         each.verdict or yellow(each.name, late, "check the file systems of the run and the data") for each in running
     )
-    return Report(tuple(verdicts)).forced(plan.forced)
+    return Report(tuple(verdicts))
 
 
-def with_forced(plan: Plan, names: Sequence[str]) -> Plan:
-    """The plan with these findings passed and recorded. Raises UserError for a name that is no check."""
+def require_checks(names: Sequence[str]) -> None:
+    """Raises UserError for each name that is no check: a word that was mistyped would pass nothing, in silence."""
     problems = [
         Problem("--force", _unknown(name), name, f"one of: {', '.join(CHECKS)}") for name in names if name not in CHECKS
     ]
     if problems:
         raise UserError(problems=problems)
-    return plan.model_copy(update={"forced": tuple(dict.fromkeys([*plan.forced, *names]))})
 
 
 def _unknown(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,13 +20,15 @@ def data(name: str, subject: Subject) -> Verdict:
     """The token store is there, whole, and the one that the plan was made for."""
     plan = subject.plan
     store = Path(plan.data.store)
+    command = _build_command(subject)
     if plan.facts.estimated:
-        return yellow(name, "the token store is not built yet: the plan's data is estimated", "headway data build")
-    rebuild = f"delete that folder and run `headway data build`: {store}"
+        fix = f"none is needed: headway train builds it first; {command} builds it alone"
+        return yellow(name, "the token store is not built yet: the plan's data is estimated", fix)
+    rebuild = f"delete that folder, {store}, and run {command}"
     try:
         manifest = cast("dict[str, Any]", json.loads((store / "manifest.json").read_text(encoding="utf-8")))
     except OSError:
-        return red(name, f"there is no token store at {store}", "headway data build")
+        return red(name, f"there is no token store at {store}", command)
     except ValueError:
         return red(name, f"the token store's manifest is damaged: {store}", rebuild)
     if manifest.get("hash") != plan.data.store_hash:
@@ -38,6 +41,11 @@ def data(name: str, subject: Subject) -> Verdict:
     if plan.facts.lost:
         return yellow(name, "; ".join(plan.facts.lost), "a longer train.sequence")
     return green(name, f"{format_count(plan.facts.tokens)} tokens in {store}")
+
+
+def _build_command(subject: Subject) -> str:
+    words = [str(subject.run.path), *subject.run.overrides] if subject.run else ["RUN_FILE"]
+    return shlex.join(["headway", "data", "build", *words])
 
 
 def _has_size(path: Path, size: int) -> bool:

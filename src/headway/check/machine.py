@@ -67,20 +67,32 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def disk(name: str, subject: Subject) -> Verdict:
-    """Room for the checkpoints that are kept, the one being written beside them, and the export."""
+    """Room for the checkpoints that are kept, the one being written beside them, and the export.
+
+    What a run that is resumed holds already is counted: it is replaced, not added to.
+    """
     plan, folder = subject.plan, subject.run_dir.absolute()
+    held = _stored_bytes(folder / "checkpoints")
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     one = checkpoint_bytes(plan)
     count = plan.checkpoint.keep + 1
-    needed = one * count + _EXPORT_BYTES[plan.export.dtype] * plan.shape.parameters * plan.export.at_end
-    figures = f"{format_bytes(needed)} for {count} checkpoints and the export, {format_bytes(free)} free at {folder}"
+    needed = max(one, one * count - held)
+    needed += _EXPORT_BYTES[plan.export.dtype] * plan.shape.parameters * plan.export.at_end
+    more = " more" if held else ""
+    figures = (
+        f"{format_bytes(needed)}{more} for {count} checkpoints and the export, {format_bytes(free)} free at {folder}"
+    )
     if needed <= free:
         return green(name, figures)
     room = max(0, free // one - 1) if one else 0
     fix = f"checkpoint.keep={room}" if room >= 1 else "free some space"
     return red(name, figures, f"{fix}, or runs=FOLDER on a larger disk")
+
+
+def _stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def versions(name: str, subject: Subject) -> Verdict:

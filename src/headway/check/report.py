@@ -51,12 +51,6 @@ class Report:
     def reds(self) -> tuple[Verdict, ...]:
         return tuple(verdict for verdict in self.verdicts if verdict.level == "red")
 
-    @property
-    def exit_code(self) -> int:
-        """0 all green, 1 something yellow, 2 something red: what `headway plan --check-only` ends with."""
-        levels = {verdict.level for verdict in self.verdicts}
-        return 2 if "red" in levels else 1 if "yellow" in levels else 0
-
     def forced(self, names: Iterable[str]) -> Report:
         """The red findings of these names passed, and said to be."""
         passed = set(names)
@@ -69,10 +63,6 @@ class Report:
             )
         )
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """(name, level, finding, fix) for a table."""
-        return [(v.name, v.level, v.finding, v.fix) for v in self.verdicts]
-
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "verdicts": [asdict(v) | {"ok": v.ok} for v in self.verdicts]}
 
@@ -80,5 +70,5 @@ class Report:
         """Raises CheckFailed with every red finding and its fix."""
         if self.reds:
             problems = [Problem(v.name, v.finding, fix=v.fix) for v in self.reds]
-            fix = f"repair it, or pass one finding that you know of: --force {self.reds[0].name}"
-            raise CheckFailed("the run was not started", problems=problems, fix=fix)
+            names = " ".join(f"--force {v.name}" for v in self.reds)
+            raise CheckFailed("the checks found what would fail:", problems=problems, fix=f"or, knowingly: {names}")

@@ -50,6 +50,10 @@ def event_lines(event: Record) -> list[str]:
             return ["resuming"]
         case "resumed":
             return [f"resumed from {event.get('checkpoint')}: goes on after step {event.get('step')}"]
+        case "first_step_compared" if event.get("skipped"):
+            return [f"the first step was not compared with plain PyTorch: {event['skipped']}"]
+        case "first_step_compared" if event.get("holds"):
+            return ["the first step is the one that plain PyTorch computes"]
         case "evaluation":
             return [f"step {event.get('step')}  held out:  {evaluation_text(event)}"]
         case "checkpoint":

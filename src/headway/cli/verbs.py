@@ -118,11 +118,13 @@ def _train_arguments(parser: ArgumentParser) -> None:
 
 def _train(options: Namespace) -> int:
     from headway import api
+    from headway.cli.plain import PlainScreen
     from headway.cli.screen import make_screen
 
     path = Path(options.file)
     if options.dry_run:
-        run_dir, script = api.dry_run(path, options.overrides, options.name)
+        aside = PlainScreen(sys.stderr)  # what is printed on stdout is a script
+        run_dir, script = api.dry_run(path, options.overrides, screen=aside, name=options.name, force=options.force)
         print(f"# prepared in {run_dir}; this would be started:\n{script}")
         return EXIT_OK
     with make_screen(options.plain or None) as screen:

@@ -28,6 +28,9 @@ from headway.units import Amount, format_count
 Rule = Callable[..., Iterable[Problem]]
 
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SMALLEST_VOCABULARY = 257
+VOCABULARY_RULE = f"must be at least {SMALLEST_VOCABULARY}: one entry for each byte, and the end of text"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -47,10 +50,13 @@ def _revision(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.revision", "has a meaning only with model.from", model.revision, "remove it")
 
 
-def _tokenizer_needed(model: ModelConfig, data: DataConfig) -> Iterator[Problem]:
-    if model.from_ is None and model.tokenizer is None and data.train.kind != "synthetic":
+def _tokenizer(model: ModelConfig) -> Iterator[Problem]:
+    if model.from_ is None and model.tokenizer is None:
         fix = "tokenizer: {train: 32k} to train one on the data, or {from: ./folder}"
         yield Problem("model.tokenizer", "is required for a model from scratch", fix=fix)
+    size = model.tokenizer.train if model.tokenizer else None
+    if size is not None and size < SMALLEST_VOCABULARY:
+        yield Problem("model.tokenizer.train", VOCABULARY_RULE, size, "e.g. train: 8k")
 
 
 def _own_model(model: ModelConfig, task: TaskConfig, data: DataConfig) -> Iterator[Problem]:
@@ -271,7 +277,7 @@ def _name(name: str | None) -> Iterator[Problem]:
 RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("name",), _name),
     (("model",), _revision),
-    (("model", "data"), _tokenizer_needed),
+    (("model",), _tokenizer),
     (("model", "task", "data"), _own_model),
     (("model",), _arch),
     (("model", "train"), _sequence_fits),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headway.config.rules import SMALLEST_VOCABULARY, VOCABULARY_RULE
 from headway.config.schema import SourceConfig
 from headway.data.holdout import document_hash, encode_text, held_out
 from headway.data.lock import only_builder
@@ -32,7 +33,6 @@ BPE_VERSION = 1  # part of the folder's key: raise it when the same text gives a
 END_OF_TEXT = "<|endoftext|>"
 SAMPLE_BYTES = 200 * 10**6
 _PIECE_CHARACTERS = 2**16
-_SMALLEST = 257  # every byte and the end of text
 _MANY_PROBLEMS = 20
 # Words with the space before them, numbers of up to three digits, punctuation, runs of spaces: as in GPT-4's tokenizer.
 _SPLIT = (
@@ -69,9 +69,8 @@ def train_bpe(text: TrainingText, vocabulary: int, cache: Path, report: Progress
 
     The same text and size give the same files. At most SAMPLE_BYTES of the text are read.
     """
-    if vocabulary < _SMALLEST:
-        rule = f"must be at least {_SMALLEST}: one entry for each byte, and the end of text"
-        raise ModelError(problems=[Problem("model.tokenizer.train", rule, vocabulary, "e.g. train: 8k")])
+    if vocabulary < SMALLEST_VOCABULARY:
+        raise ModelError(problems=[Problem("model.tokenizer.train", VOCABULARY_RULE, vocabulary, "e.g. train: 8k")])
     opened = text.open()
     folder = _folder(text, opened, vocabulary, cache)
     if folder.is_dir():

@@ -216,7 +216,7 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(part, manifest)
-    for note in [*manifest["shapes"], *manifest["notes"]]:
+    for note in manifest["shapes"]:
         report.note(note)
 
 

@@ -149,24 +149,29 @@ def _measure(source: DataSource) -> tuple[int, int]:
     return sum(sizes), max(len(first), round(sum(sizes) / max(mean, 1.0)))
 
 
-def describe_store(store: Path, sequence: int | None = None, *, packing: bool = True) -> list[str]:
+def describe_store(store: Path, sequence: int, packing: bool) -> list[str]:
     """Lines for a person: what is in the store, what was left out and why, how fast it was built."""
-    opened = TokenStore(store)
-    manifest = opened.manifest
+    manifest = TokenStore(store).manifest
     lines: list[str] = []
     for name, counts in (("train", manifest.train), ("eval", manifest.eval)):
         held = f"{counts.documents} documents, {format_count(counts.tokens)} tokens from {format_bytes(counts.bytes)}"
         whole = counts.tokens and manifest.kind == "text"
         ratio = f" ({counts.bytes / counts.tokens:.2f} bytes a token)" if whole else ""
         lines.append(f"{name}: {held}{ratio}")
+    total = manifest.train.tokens + manifest.eval.tokens
+    speed = format_count(total / max(manifest.seconds, 1e-3))
+    built = f"built in {format_seconds(manifest.seconds)}, {speed} tokens/s; {manifest.hash[:12]} at {store}"
+    return [*lines, *store_remarks(store, sequence, packing), built]
+
+
+def store_remarks(store: Path, sequence: int, packing: bool) -> list[str]:
+    """Lines on what of the text is not trained on, and why; [] where all of it is."""
+    opened = TokenStore(store)
+    manifest = opened.manifest
+    lines: list[str] = []
     for reason, count in manifest.skipped.items():
         places = ", ".join(manifest.skipped_at[reason])
         more = ", ..." if count > len(manifest.skipped_at[reason]) else ""
         lines.append(f"left out: {count} {reason} ({places}{more})")
-    lines += [*manifest.shapes, *manifest.notes]
-    if sequence is not None:
-        lines += _loss_notes(opened, sequence, packing)
-    total = manifest.train.tokens + manifest.eval.tokens
-    speed = format_count(total / max(manifest.seconds, 1e-3))
-    lines.append(f"built in {format_seconds(manifest.seconds)}, {speed} tokens/s; {manifest.hash[:12]} at {store}")
+    lines += [*manifest.notes, *_loss_notes(opened, sequence, packing)]
     return lines

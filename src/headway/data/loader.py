@@ -108,12 +108,15 @@ class StepLoader(Generic[B]):
     def _work(self) -> None:
         try:
             for step in range(self.spec.first_step, self.spec.last_step + 1):
-                batches = [self._batch(rows) for rows in rank_windows(self.spec, step)]
-                if not self._put(batches):
+                if not self._put(self.micro_batches(step)):
                     return
             self._put(None)
         except BaseException as error:  # whatever it is, the training loop must end with it
             self._put(error)
+
+    def micro_batches(self, step: int) -> list[B]:
+        """This rank's micro batches of one step, made here and now, whatever was read before."""
+        return [self._batch(rows) for rows in rank_windows(self.spec, step)]
 
     def _batch(self, rows: list[int | None]) -> B:
         return self.collate([filler() if row is None else self.samples[row] for row in rows])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,8 @@ _WANTED += [*_SLOW_FILES, "merges.txt"]
 class TokenizerRequest:
     """Exactly one of `config.from_` and `config.train`. Relative paths start at `base`, the run file's folder.
 
-    sources, eval and seed are those of the token store: held-out documents train no tokenizer.
+    sources, eval and seed are those of the token store: held-out documents train no tokenizer. key: the section of the
+    run file that names it.
     """
 
     config: TokenizerConfig
@@ -81,7 +81,7 @@ def _from_folder(folder: Path, request: TokenizerRequest, report: ProgressReport
     readable = [name for name in _SLOW_FILES if (folder / name).is_file()]
     if not readable:
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-        fix = f"the folder must hold tokenizer.json (it holds {held}); or write {request.key}: {{train: 32k}}"
+        fix = f"the folder must hold tokenizer.json (it holds {held}); or write model.tokenizer: {{train: 32k}}"
         raise ModelError(problems=[Problem(f"{request.key}.from", "is no tokenizer's folder", str(folder), fix)])
     report.note(f"converting {', '.join(readable)} to tokenizer.json")
     return _convert(str(folder), request)
@@ -125,13 +125,14 @@ def _convert(source: str, request: TokenizerRequest) -> Path:
     cache = request.base / request.cache / "tokenizers"
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="part-") as part:
-        command = [sys.executable, "-m", "headway.data.convert", source, part]
+        made = Path(part) / "made"
+        command = [sys.executable, "-m", "headway.data.convert", source, str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not (Path(part) / "tokenizer.json").is_file():
+        if done.returncode or not (made / "tokenizer.json").is_file():
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             problem = Problem(f"{request.key}.from", f"transformers cannot read it: {last}", source)
             raise ModelError(problems=[problem])
-        target = cache / f"converted-{hash_tokenizer(Path(part))[:16]}"
+        target = cache / f"converted-{hash_tokenizer(made)[:16]}"
         if not target.is_dir():
-            shutil.copytree(part, target)
+            made.rename(target)  # whole or not at all: whoever finds the folder uses it
     return target

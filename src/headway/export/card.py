@@ -103,7 +103,7 @@ def _training(provenance: Provenance) -> dict[str, Any]:
         "optimizer": f"{optimizer.kind}, weight decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}",
         "learning rate": f"{plan.schedule.peak_lr:g}, {plan.schedule.kind}, {plan.schedule.warmup_steps} warm-up steps",
         "precision": numerics.precision,
-        "strategy": f"{plan.strategy.label}, {plan.launch.processes} processes on {plan.cluster.device_name}",
+        "strategy": f"{plan.strategy.label} on {plan.launch.processes} x {plan.cluster.device_name}",
         "seed": numerics.seed,
         "weights saved as": plan.export.dtype,
     }

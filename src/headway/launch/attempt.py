@@ -43,8 +43,8 @@ class LocalOptions:
 
 
 def notice(run_dir: Path, text: str) -> None:
-    """A line for the user in the run's events."""
-    with Journal(RunDir(run_dir).events) as events:
+    """A line for the user in the run's events; a full disk costs the line, not the run."""
+    with contextlib.suppress(OSError), Journal(RunDir(run_dir).events) as events:
         events.event("notice", text=text)
 
 
@@ -132,6 +132,7 @@ class Attempt:
                 deadline = time.monotonic() + self._end_peers(failed)
             elif self.stop.asked and not asked_to_save and not self._told_to_end:
                 asked_to_save = True
+                notice(self.job.run_dir, "asked to stop: saving after this step; a second Ctrl-C ends without saving")
                 deadline = time.monotonic() + self.options.save_seconds
                 for rank in self._running():
                     rank.ask_to_end()

@@ -77,7 +77,7 @@ def job_exit_code(rank_exit_code: int) -> int:
 
 def _claim(end: RankEnd, run_dir: Path) -> _Claim | None:
     own = _own_error(run_dir, end.rank)
-    if own is not None and end.exit_code != 0:
+    if own is not None and fails(end):
         error, time, code = own
         exit_code = code if end.ended_by_launcher else end.exit_code
         return _Claim(end.rank, exit_code, error, time, _ECHO.search(error) is not None)

@@ -1,4 +1,4 @@
-"""A plan as rows of text: the summary, the memory by item, one value's reason, what differs between two plans."""
+"""A plan as rows of text: the summary, the memory by item, one value's reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def _batch_text(plan: Plan) -> str:
 def _rate_text(plan: Plan) -> str:
     schedule = plan.schedule
     after = f"{schedule.kind} to {schedule.min_lr:.3g}" if schedule.kind != "constant" else "constant"
-    return f"{schedule.peak_lr:.3g} after {schedule.warmup_steps} steps, then {after}"
+    if schedule.warmup_steps == 0:
+        return f"{schedule.peak_lr:.3g} from the start, {after}"
+    plural = "s" * (schedule.warmup_steps != 1)
+    return f"{schedule.peak_lr:.3g} after {schedule.warmup_steps} step{plural}, then {after}"
 
 
 def _checkpoint_text(plan: Plan) -> str:
@@ -86,7 +89,7 @@ def _checkpoint_text(plan: Plan) -> str:
 def interval_text(interval: IntervalPlan) -> str:
     """'every 200 steps', 'every 30 min', 'never'."""
     if interval.steps is not None:
-        return f"every {interval.steps} steps"
+        return "every step" if interval.steps == 1 else f"every {interval.steps} steps"
     return f"every {format_seconds(interval.seconds)}" if interval.seconds is not None else "never"
 
 
@@ -157,10 +160,3 @@ def flatten(value: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, inner in cast("dict[str, object]", value).items():
         yield from flatten(inner, f"{prefix}.{name}" if prefix else name)
-
-
-def differences(old: Plan, new: Plan) -> list[Row]:
-    """(path, old value, new value) of everything that a re-plan changed, reasons and memory items apart."""
-    left, right = (dict(flatten(p.model_dump(mode="json", exclude={"reasons", "memory"}))) for p in (old, new))
-    paths = dict.fromkeys([*left, *right])
-    return [(p, _text(left.get(p)), _text(right.get(p))) for p in paths if left.get(p) != right.get(p)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,15 @@ from headway.errors import PlanError
 from headway.plan.schema import PLAN_VERSION, Plan
 
 _AGAIN = "write what you want to change into the run file, or as key=value after it, and plan again"
+
+
+def _way_back(path: Path) -> str:
+    """How to get the plan back: each checkpoint of the run holds the one that it was saved under."""
+    saved = max(path.parent.glob("checkpoints/step-*/plan.json"), key=lambda copy: copy.stat().st_mtime, default=None)
+    if saved is None:
+        return _AGAIN
+    command = shlex.join(["cp", str(saved), str(path)])
+    return f"{command}   (as it was saved; what you want to change: headway resume RUN key=value)"
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -37,11 +47,11 @@ def read_plan(path: Path) -> Plan:
         what = f"{path} is a plan of version {version}, made by {made}; this one reads version {PLAN_VERSION}"
         raise PlanError(what, fix=f"plan again, or install the one that made it ({made})")
     if digest_of(raw) != digest:
-        raise PlanError(f"{path} was changed by hand: its digest does not match", fix=_AGAIN)
+        raise PlanError(f"{path} was changed by hand: its digest does not match", fix=_way_back(path))
     try:
         return Plan.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        raise PlanError(f"{path} is not a plan that this version can read: {error}", fix=_AGAIN) from error
+        raise PlanError(f"{path} is not a plan that this version can read: {error}", fix=_way_back(path)) from error
 
 
 def digest_of(plan: dict[str, Any]) -> str:
@@ -54,13 +64,13 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise PlanError(f"there is no plan at {path}", fix="make one: headway plan run.yaml") from error
+        raise PlanError(f"there is no plan at {path}", fix="make one: headway train run.yaml --dry-run") from error
     except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read as a plan: {error}", fix=_AGAIN) from error
+        raise PlanError(f"{path} cannot be read as a plan: {error}", fix=_way_back(path)) from error
     if not isinstance(content, dict):
-        raise PlanError(f"{path} is not a plan", fix=_AGAIN)
+        raise PlanError(f"{path} is not a plan", fix=_way_back(path))
     parts = cast("dict[str, Any]", content)
     plan, digest = parts.get("plan"), parts.get("digest")
     if not isinstance(plan, dict) or not isinstance(digest, str):
-        raise PlanError(f"{path} is not a plan: it needs `digest` and `plan`", fix=_AGAIN)
+        raise PlanError(f"{path} is not a plan: it needs `digest` and `plan`", fix=_way_back(path))
     return cast("dict[str, Any]", plan), digest

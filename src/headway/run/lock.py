@@ -68,7 +68,7 @@ class JobLock:
     take_over: also from a holder on another host, for a scheduler that knows the job there to be over.
 
     Raises:
-        UserError: on entering, when another live process has the run; names it and how to stop it.
+        RunInUse: on entering, when another live process has the run; names it and how to stop it.
     """
 
     def __init__(self, run: RunDir, *, take_over: bool = False):
@@ -121,13 +121,17 @@ def clear_stop(run: RunDir) -> None:
     run.stop_request.unlink(missing_ok=True)
 
 
-def _busy(run: RunDir, holder: Holder, *, certain: bool) -> UserError:
+class RunInUse(UserError):
+    """Another process has the run: its files are that process's to write."""
+
+
+def _busy(run: RunDir, holder: Holder, *, certain: bool) -> RunInUse:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.time))
     fix = f"`headway stop {run.name}`, or start another run"
     if not certain:
         fix = f"if that host or job is gone, remove {run.lock}; otherwise stop it there"
     rule = f"is in use by process {holder.pid} on {holder.host} since {since}"
-    return UserError(problems=[Problem("run", rule, str(run.path), fix)])
+    return RunInUse(problems=[Problem("run", rule, str(run.path), fix)])
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def gather_record(
         "host": platform.node(),
         "user": _user(),
         "git": git,
-        "plan": _plan(plan),
+        "plan": {} if plan is None else describe_plan(plan),
         "environment": _environment(variables),
         "versions": _versions(),
         "hardware": _hardware(),
@@ -96,9 +96,8 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: REMOVED if is_secret_variable(name) else value for name, value in recorded.items()}
 
 
-def _plan(plan: Plan | None) -> dict[str, Any]:
-    if plan is None:
-        return {}
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """What the record says of a plan; all of it stands in plan.json."""
     return {
         "name": plan.name,
         "digest": plan.digest(),

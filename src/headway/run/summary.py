@@ -97,6 +97,14 @@ def summarise_all(root: Path) -> list[RunSummary]:
     return [summarise(run) for run in list_runs(root)]
 
 
+def evaluation_at(run: RunDir, step: int) -> dict[str, float]:
+    """The held-out figures of exactly this step; {} where there are none."""
+    for event in reversed(read(run.events)):
+        if event.get("event") == "evaluation" and event.get("step") == step:
+            return {k: v for k, v in event.items() if isinstance(v, float) and k not in ("time", "seconds")}
+    return {}
+
+
 def list_checkpoints(run: RunDir) -> tuple[CheckpointSummary, ...]:
     """The checkpoints of a run in the order in which they were saved; content is not read, only sizes."""
     found: list[tuple[int, CheckpointSummary]] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headway.checkpoint.load import newest_complete, open_reader
 from headway.checkpoint.random_state import restore_random_state
@@ -145,12 +143,3 @@ def documents(parts: Parts) -> dict[str, bytes]:
     found = {"plan.json": run.plan, "record.json": run.record, "record.diff": run.record_diff}
     files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
     return {CENSUS: encoded(census_of(parts.engine.module, parts.plan)), **files}
-
-
-def certificate_of(record: Mapping[str, Any]) -> str | None:
-    """The id of the certificate that held when the run was made."""
-    return record.get("certificate", {}).get("id")
-
-
-def record_of(run: RunDir) -> dict[str, Any]:
-    return json.loads(run.record.read_text()) if run.record.is_file() else {}

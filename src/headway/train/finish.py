@@ -13,7 +13,8 @@ from headway.export.folder import export_folder
 from headway.export.sample import generate
 from headway.export.verify import ExportCheck
 from headway.parallel.collectives import exchange
-from headway.train.build import Parts, open_data, record_of
+from headway.run.record import read_record
+from headway.train.build import Parts, open_data
 from headway.train.reporter import SilentReporter
 
 _PROMPT_CHARACTERS = 120
@@ -38,7 +39,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
     if rank == 0:
         provenance = Provenance(
             plan=parts.plan,
-            record=record_of(parts.run),
+            record=read_record(parts.run),
             step=parts.progress.step,
             tokens=parts.progress.tokens,
             evaluation=evaluation,

@@ -30,7 +30,7 @@ class StepReport:
 class Hooks:
     """What the loop calls; rank 0's do the reporting, the others' do nothing. Collective ones are called by all."""
 
-    first_step: Callable[[int], None]  # after the first step of this process; collective
+    first_step: Callable[[int, StepResult], None]  # after the first step of this process; collective
     report: Callable[[StepReport], None]
     evaluate: Callable[[int], None]  # collective
     save: Callable[[Progress], None]  # collective
@@ -72,7 +72,7 @@ def train(plan: Plan, engine: Engine, steps: Iterable[list[Batch]], progress: Pr
         step_seconds = stepped - started
         progress.add(step, plan, result)
         if step == first:
-            hooks.first_step(step)
+            hooks.first_step(step, result)
             stepped = time.perf_counter()
         waited = hooks.waited_seconds() - waited_before
         hooks.report(StepReport(step, result, step_seconds, waited, started - ended - waited))

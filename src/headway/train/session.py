@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from headway.checkpoint.layout import TrainingState
 from headway.checkpoint.random_state import capture_random_state
 from headway.checkpoint.save import SaveJob, save_checkpoint
+from headway.data.loader import StepLoader
 from headway.errors import RunDiffers, Stopped
-from headway.parallel.seam import EngineState
+from headway.parallel.seam import EngineState, StepResult
 from headway.plan.schema import Plan
 from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
+from headway.run.record import read_record, write_record
+from headway.run.summary import evaluation_at
+from headway.task.metrics import bits_per_byte
+from headway.task.seam import Batch
 from headway.train import finish
-from headway.train.build import Parts, build, certificate_of, documents, held_out, record_of, step_loader
+from headway.train.build import Parts, build, documents, held_out, step_loader
 from headway.train.context import RankContext
+from headway.train.first_step import FirstStep, compare, plain_first_step
 from headway.train.loop import Hooks, mean_loss, train
 from headway.train.peak import matmul_flops
 from headway.train.progress import Progress
@@ -36,7 +42,7 @@ class Session:
         self._looked = 0.0
         self._request: str | None = None
         self._evaluation: dict[str, float] = {}  # the newest held-out figures
-        self._certificate = certificate_of(record_of(run))
+        self._certificate: str | None = (read_record(run).get("certificate") or {}).get("id")
         self.reporter: Reporter | SilentReporter = SilentReporter()
 
     def run(self, signal_received: Callable[[], str | None]) -> None:
@@ -44,8 +50,9 @@ class Session:
         parts = self._build()
         reporter = self.reporter
         loader = step_loader(parts)
+        plain = self._plain_first_step(parts, loader)
         hooks = Hooks(
-            first_step=self._first_step,
+            first_step=lambda step, result: self._first_step(parts, plain, step, result),
             report=lambda report: reporter.step(report, parts.progress),
             evaluate=lambda step: self._evaluate(parts, step),
             save=lambda progress: self._save(parts, progress),
@@ -77,6 +84,8 @@ class Session:
             # Opened before the model is built, so that what the user waits for is named.
             weights: dict[str, float] = {}
             self.reporter = Reporter(self.run_dir, self.plan, self.device, weights)
+            if not self.context.launched:  # else the launcher has said so
+                self.reporter.event("started", resume=self.context.resume, strategy=self.plan.strategy.label)
             self.reporter.event("process_group", world=self.context.world, backend=self.plan.launch.backend)
             parts = build(self.plan, self.run_dir, self.context)
             weights |= {name: term.weight for name, term in parts.task.terms.items()}
@@ -87,6 +96,8 @@ class Session:
         for notice in parts.notices:
             self.reporter.event("warning", text=notice)
         if parts.resumed_from:
+            # A run that ended between its last save and its export has nothing left to evaluate.
+            self._evaluation = evaluation_at(self.run_dir, parts.progress.step)
             self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
         self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
         return parts
@@ -94,10 +105,27 @@ class Session:
     def _concluded(self, parts: Parts) -> None:
         """After the last step, before the export; collective. Certify's session looks at the engine here."""
 
-    def _first_step(self, step: int) -> None:
+    def _plain_first_step(self, parts: Parts, loader: StepLoader[Batch]) -> FirstStep | None:
+        """Of a run that begins under a certificate; None for others."""
+        if self._certificate is None or parts.progress.step > 0:
+            return None
+        return plain_first_step(parts, loader.micro_batches(1))
+
+    def _first_step(self, parts: Parts, plain: FirstStep | None, step: int, result: StepResult) -> None:
         self.reporter.event("first_step", step=step, seconds=time.monotonic() - self.started)
+        if plain is not None and plain.skipped:
+            self._note_comparison({"skipped": plain.skipped})
+        elif plain is not None:
+            comparison = compare(plain, result, parts)
+            self._note_comparison(comparison.fields())
+            comparison.require()
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.numerics.precision]
         self.reporter.peak_flops = matmul_flops(self.device, dtype)
+
+    def _note_comparison(self, fields: dict[str, Any]) -> None:
+        self.reporter.event("first_step_compared", **fields)
+        if self.context.rank == 0 and self.run_dir.record.is_file():
+            write_record(self.run_dir, {**read_record(self.run_dir), "first_step": fields})
 
     def _asked_to_stop(self) -> str | None:
         """Rank 0's view of the disk and the clock; other ranks hear of it in the step's exchange."""
@@ -119,7 +147,7 @@ class Session:
         figures = parts.task.metrics(totals)
         facts = self.plan.facts
         if facts.eval_bytes and "loss" in totals.sums:
-            figures["bits_per_byte"] = totals.sums["loss"] / math.log(2) / facts.eval_bytes
+            figures["bits_per_byte"] = bits_per_byte(totals.sums["loss"], facts.eval_bytes)
             figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
         figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in parts.task.terms.items()}))
         self._evaluation = figures

@@ -23,24 +23,34 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from headway.errors import EXIT_OK, HeadwayError, Stopped
+from headway.run.lock import JobLock, RunInUse, clear_stop
 from headway.run.paths import RunDir
 
 if TYPE_CHECKING:
     from headway.train.session import Session
 
 
+_SAME_REQUEST_SECONDS = 1.0
+
+
 class StopSignals:
-    """SIGTERM and SIGINT ask for a save and an end; a second one ends at once."""
+    """SIGTERM and SIGINT ask for a save and an end; a later, second SIGINT ends at once.
+
+    One Ctrl-C arrives twice where the launcher shares the terminal with its ranks and tells them too, as deepspeed's
+    does with a SIGTERM. Who sends SIGTERM and cannot wait sends SIGKILL.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._received_at = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number).name, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._received_at > _SAME_REQUEST_SECONDS:
             os._exit(128 + number)
-        self.received = signal.Signals(number).name
 
 
 def main(run_dir: str, local_rank: int | None = None) -> int:
@@ -80,7 +90,6 @@ def train_run(
         import deepspeed  # noqa: F401
 
         environment.after_import()
-    from headway.run.lock import JobLock
     from headway.train.context import RankContext, check_world, join, leave
     from headway.train.session import Session
 
@@ -89,19 +98,24 @@ def train_run(
     with ExitStack() as stack:
         if context.rank == 0 and not context.launched:
             stack.enter_context(JobLock(run))
+            clear_stop(run)
         device = join(context, plan)
         (session_class or Session)(plan, run, context, device).run(lambda: signals.received)
         leave()
 
 
 def _report_failure(run: RunDir, rank: int, error: BaseException) -> int:
-    """Own words to the error file, the traceback to the log, if the disk has room; returns the exit code."""
+    """Own words to the error file, the traceback to the log, if the disk has room; returns the exit code.
+
+    Nothing is written into a run that another job has: it would be taken for the words of that job's rank.
+    """
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
     if not isinstance(error, Stopped):
         with suppress(OSError):
             traceback.print_exception(error)
+    if not isinstance(error, Stopped | RunInUse):
         message = str(error) or type(error).__name__
         words = {"rank": rank, "time": time.time(), "type": type(error).__name__, "message": message, "exit_code": code}
         path = run.rank_error(rank)
