@@ -1,4 +1,4 @@
-"""A module of one's own: causal convolutions over tokens, with two heads. Plain PyTorch; Headway asks for nothing more."""
+"""A module of one's own: causal convolutions over tokens, with two heads. Headway asks for plain PyTorch only."""
 
 from __future__ import annotations
 

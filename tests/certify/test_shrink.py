@@ -12,7 +12,7 @@ from fakes.plans import A100_8, LAPTOP, SMALL, plan_of
 from headway.certify.material import with_material
 from headway.certify.shrink import HIDDEN, SEQUENCE, Small, shrink, with_dropout
 from headway.data.facts import data_facts
-from headway.data.handmade import write_store
+from headway.data.handmade import Material, write_store
 from headway.data.manifest import TokenizerRecord
 from headway.errors import DataError, ModelError
 from headway.facts.shape import shape_of
@@ -107,7 +107,7 @@ def test_a_large_model_that_cannot_be_made_small_is_refused_with_the_way_out() -
         shrink(own_model("Large", 7_000_000_000), 2)
     text = str(caught.value)
     assert "7000 M parameters" in text
-    assert "certify(plan)" in text
+    assert "certify(vocab)" in text
 
 
 def test_an_architecture_without_the_usual_keys_is_named() -> None:
@@ -134,7 +134,7 @@ def store_of(folder: Path, tokens: int) -> Plan:
     """A plan on a real store of two documents with so many tokens together."""
     tokenizer = TokenizerRecord(path="", sha256="", vocab=4096, begin=0, end=0)
     half = np.arange(tokens // 2, dtype=np.int64)
-    store = write_store(folder / "theirs", [half, half], tokenizer)
+    store = write_store(folder / "theirs", Material([half, half]), tokenizer)
     plan = plan_for("strategy=ddp")
     facts = data_facts(store, plan.data.sequence, packing=True)
     data = plan.data.model_copy(update={"store": str(store)})

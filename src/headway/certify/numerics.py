@@ -18,10 +18,12 @@ _PACKAGES = ("torch", "deepspeed", "transformers", "safetensors")
 def numerics_of(plan: Plan) -> dict[str, Any]:
     """The plan without paths, names, lengths and the number of nodes: a requeue elsewhere keeps its certificate."""
     model = {k: v for k, v in plan.model.config.items() if not k.startswith("_") and k != "transformers_version"}
+    code = {name: sha256 for part in plan.code for name, sha256 in part.files.items()}
+    own = {"options": plan.model.options, "code": code} if code else {}
     strategy = plan.strategy.model_dump(mode="json")
     schedule = plan.schedule.model_dump(mode="json", include={"kind", "peak_lr", "min_lr"})
     return {
-        "model": {"kind": plan.model.kind, "config": model, "attention": plan.model.attention},
+        "model": {"kind": plan.model.kind, "config": model, "attention": plan.model.attention} | own,
         "task": plan.task.model_dump(mode="json"),
         "adapter": plan.adapter and plan.adapter.model_dump(mode="json", exclude={"base"}),
         "data": {"packing": plan.data.packing, "sequence": plan.data.sequence},

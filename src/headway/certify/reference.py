@@ -26,6 +26,8 @@ from headway.model.seam import ModelSource
 from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.schema import OptimizerPlan, Plan, SchedulePlan
+from headway.registry import resolve
+from headway.task.seam import Batch, Task
 from headway.train.build import open_data
 
 
@@ -53,6 +55,43 @@ def sample_name(tokens: np.ndarray, labels: np.ndarray) -> str:
     return hashlib.sha256(content.tobytes()).hexdigest()[:16]
 
 
+def row_names(batch: Batch, filler: str = "") -> list[str]:
+    """The name of each row, as `sample_name` gives it; of a user's own batch, a hash of what every input has there.
+
+    `filler`: the name that a filler's row gets, so that it is '' too.
+    """
+    inputs = {name: tensor.numpy() for name, tensor in batch.inputs.items()}
+    if {"input_ids", "labels", "attention_mask"} <= inputs.keys() and inputs["labels"].ndim == 1:
+        rows = zip(inputs["input_ids"], inputs["attention_mask"].sum(1).tolist(), inputs["labels"], strict=True)
+        return [text_name(row[:length], int(label)) for row, length, label in rows]
+    if {"input_ids", "labels"} <= inputs.keys():
+        pairs = zip(inputs["input_ids"], inputs["labels"], strict=True)
+        return [sample_name(row, labels) for row, labels in pairs]
+    count = len(next(iter(inputs.values())))
+    tables = [values for _, values in sorted(inputs.items()) if values.ndim > 1 and len(values) == count]
+    names: list[str] = []
+    for row in range(count):
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(table[row]).tobytes() for table in tables))
+        names.append(digest.hexdigest()[:16])
+    return ["" if name == filler else name for name in names]
+
+
+def filler_name(task: Task, sequence: int) -> str:
+    """What `row_names` calls the row of a filler."""
+    empty = np.zeros(0, dtype=np.int32)
+    return row_names(task.collate([Sample(-1, empty, empty, empty, empty)], sequence))[0]
+
+
+def text_name(tokens: np.ndarray, label: int) -> str:
+    """A short hash of a labelled text: its tokens and its class; '' where it has none."""
+    content = np.append(tokens, label).astype("<i8")
+    return "" if label == IGNORE else hashlib.sha256(content.tobytes()).hexdigest()[:16]
+
+
+def _name_of(window: Sample) -> str:
+    return sample_name(window.tokens, window.labels) or text_name(window.tokens, window.label)
+
+
 def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
     """Each step from the state that the engine had: losses, norms, rates, tokens, sample names and gradients by step.
 
@@ -62,6 +101,7 @@ def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
     """
     source: ModelSource = source_of(plan)
     model = build_filled(source, torch.device("cpu"))
+    own = _OwnTask(plan) if ":" in plan.task.kind else None
     optimizer = _optimizer(plan.optimizer, model)
     samples = open_data(plan, "train")
     table = rates(plan.schedule)
@@ -73,7 +113,7 @@ def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
         positions = range((step - 1) * total, step * total)
         windows = [samples[window_at(plan.numerics.seed, position, len(samples))] for position in positions]
         _take_state(model, optimizer, engine, step - 1)
-        found["losses"].append(_backward(model, windows))
+        found["losses"].append(_backward(model, windows, plan) if own is None else own.backward(model, windows))
         found |= {f"gradient@{step}/{name}": gradient.clone().numpy() for name, gradient in _gradients(model)}
         norm = torch.nn.utils.get_total_norm([gradient for _, gradient in _gradients(model)], foreach=False)
         found["norms"].append(float(norm))
@@ -84,21 +124,62 @@ def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
         optimizer.step()
         found |= _state_after(step, model, optimizer)
         found["tokens"].append(sum(len(window.tokens) for window in windows))
-        found["samples"].append([sample_name(window.tokens, window.labels) for window in windows])
+        found["samples"].append([own.name(window) if own else _name_of(window) for window in windows])
     return found
 
 
-def _backward(model: nn.Module, windows: list[Sample]) -> float:
+def _backward(model: nn.Module, windows: list[Sample], plan: Plan) -> float:
     """The gradients of a step's mean loss, document by document; the loss."""
-    count = sum(int((window.labels != IGNORE).sum()) for window in windows)
     model.zero_grad()
     loss = 0.0
-    for tokens, labels in (part for window in windows for part in _documents(window)):
-        logits = _logits(model, tokens[None])[0].float()
-        part = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
+    parts = _classes(model, windows, plan) if plan.task.kind == "classification" else _next_tokens(model, windows)
+    for part in parts:
         part.backward()
         loss += float(part)
     return loss
+
+
+def _next_tokens(model: nn.Module, windows: list[Sample]) -> Iterator[torch.Tensor]:
+    """Each document's share of the mean over all targets of the step."""
+    count = sum(int((window.labels != IGNORE).sum()) for window in windows)
+    for tokens, labels in (part for window in windows for part in _documents(window)):
+        logits = _logits(model, tokens[None])[0].float()
+        yield F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / count
+
+
+def _classes(model: nn.Module, windows: list[Sample], plan: Plan) -> Iterator[torch.Tensor]:
+    """Each text's share of the mean over all texts of the step, by their labels' weights; no padding."""
+    weights: list[float] = plan.task.options["weights"]
+    total = sum(weights[window.label] for window in windows)
+    for window in windows:
+        logits = model(input_ids=torch.from_numpy(window.tokens)[None].long()).logits[0].float()
+        yield -logits.log_softmax(0)[window.label] * weights[window.label] / total
+
+
+class _OwnTask:
+    """The user's own task, asked for one sample at a time: no packing, no accumulation, nothing shared out."""
+
+    def __init__(self, plan: Plan):
+        self._task: Task = resolve("task", plan.task.kind)(plan)
+        self._sequence = plan.data.sequence
+        self._filler = filler_name(self._task, plan.data.sequence)
+
+    def name(self, window: Sample) -> str:
+        return row_names(self._task.collate([window], self._sequence), self._filler)[0]
+
+    def backward(self, model: nn.Module, windows: list[Sample]) -> float:
+        """The gradients of a step's loss, each term the mean over its own count; the sum of the terms' means."""
+        task = self._task
+        batches = [task.collate([window], self._sequence) for window in windows]
+        counts = {name: max(sum(batch.counts[name] for batch in batches), 1.0) for name in task.terms}
+        model.zero_grad()
+        loss = 0.0
+        for batch in batches:
+            terms = {name: value / counts[name] for name, value in task.loss(model, batch).items()}
+            weighted = torch.stack([task.terms[name].weight * value for name, value in terms.items()]).sum()
+            weighted.backward()
+            loss += float(weighted)
+        return loss
 
 
 def _logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:

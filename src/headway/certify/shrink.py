@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ModelError, Problem
+from headway.facts.adapters import with_adapter
 from headway.facts.architectures import ARCHITECTURES, KEYS
 from headway.facts.schema import ModelShape
-from headway.facts.shape import shape_of
-from headway.plan.schema import IntervalPlan, LaunchPlan, ModelPlan, Plan, StrategyPlan
+from headway.facts.shape import OwnModel, probe_own, shape_of
+from headway.plan.schema import AdapterPlan, IntervalPlan, LaunchPlan, ModelPlan, Plan, SchedulePlan, StrategyPlan
 from headway.registry import load_object
+from headway.run.usercode import has_name, use_code
 
 STEPS = 6
 EVERY_STEP = tuple(range(1, STEPS + 1))
@@ -24,6 +26,8 @@ VOCAB = 256
 HEADS, HEAD_DIM = 4, 16
 HIDDEN = HEADS * HEAD_DIM
 DROPOUT = 0.1
+_RANK = 8  # an adapter's, at most
+_CERTIFY = "certify"  # what a user's module calls its small model
 OWN_SIZE_PARAMETERS = 20_000_000  # a model that cannot be made small is certified as it is up to here
 _CLIP = 0.1  # far below the gradient norm of fresh weights, so that clipping acts in every step
 _FLUSHES = 4  # at least so many bucket flushes a backward pass
@@ -45,6 +49,10 @@ def shrink(plan: Plan, processes: int) -> Small:
     """
     said: list[str] = []
     model, shape = _small_model(plan, said)
+    adapter = plan.adapter and _small_adapter(plan.adapter)
+    if adapter is not None:
+        said.append(f"an adapter of rank {adapter.rank}, without dropout, but in the runs of claim 4")
+        shape = with_adapter(shape, model.config, adapter.rank, adapter.targets)
     if processes < plan.launch.processes:
         ranks = "one process" if processes == 1 else f"{processes} processes"
         said.append(f"{ranks} in place of {plan.launch.processes}")
@@ -57,6 +65,7 @@ def shrink(plan: Plan, processes: int) -> Small:
         said.append(f"clip {clip:g} in place of {plan.optimizer.clip:g}, so that it acts in every step")
     parts = {
         "model": model.model_copy(update={"attention": attention}),
+        "adapter": adapter,
         "data": plan.data.model_copy(update={"sequence": SEQUENCE}),
         "batch": plan.batch.model_copy(
             update={
@@ -66,15 +75,9 @@ def shrink(plan: Plan, processes: int) -> Small:
                 "data_parallel_size": processes,
             }
         ),
-        "schedule": plan.schedule.model_copy(
-            update={
-                "steps": STEPS,
-                "tokens": STEPS * uneven * SEQUENCE,
-                "warmup_steps": min(2, plan.schedule.warmup_steps),
-            }
-        ),
+        "schedule": _schedule(plan, uneven),
         "optimizer": plan.optimizer.model_copy(update={"clip": clip}),
-        "strategy": _strategy(plan, shape.parameters, processes),
+        "strategy": _strategy(plan, shape, processes),
         "numerics": plan.numerics.model_copy(
             update={
                 "precision": precision,
@@ -96,6 +99,16 @@ def shrink(plan: Plan, processes: int) -> Small:
     return Small(plan.model_copy(update=parts), tuple(said))
 
 
+def _small_adapter(adapter: AdapterPlan) -> AdapterPlan:
+    """Beside weights that follow from the seed."""
+    return adapter.model_copy(update={"rank": min(adapter.rank, _RANK), "dropout": 0.0, "base": ""})
+
+
+def _schedule(plan: Plan, sequences: int) -> SchedulePlan:
+    tokens, warmup = STEPS * sequences * SEQUENCE, min(2, plan.schedule.warmup_steps)
+    return plan.schedule.model_copy(update={"steps": STEPS, "tokens": tokens, "warmup_steps": warmup})
+
+
 def _launch(plan: Plan, device: str, processes: int) -> LaunchPlan:
     changed = {"kind": "local", "device": device, "processes": processes, "threads": 1, "port": None}
     changed |= {"backend": "nccl" if device == "cuda" else "gloo", "timeout_seconds": 60.0}
@@ -108,7 +121,8 @@ def with_dropout(plan: Plan) -> Plan:
     arch = ARCHITECTURES.get(config.get("model_type", ""))
     for key in arch.dropout if arch else ("attention_dropout",):
         config[key] = max(float(config.get(key) or 0.0), DROPOUT)
-    return plan.model_copy(update={"model": plan.model.model_copy(update={"config": config})})
+    adapter = plan.adapter and plan.adapter.model_copy(update={"dropout": DROPOUT})
+    return plan.model_copy(update={"model": plan.model.model_copy(update={"config": config}), "adapter": adapter})
 
 
 def on_one_rank(plan: Plan) -> Plan:
@@ -126,10 +140,10 @@ def on_one_rank(plan: Plan) -> Plan:
 def _small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelShape]:
     """The model made small: by its config, by its own `certify` factory, or as it is where it is small already."""
     kind, config = plan.model.kind, plan.model.config
-    factory = getattr(load_object(kind, "model.kind"), "certify", None) if ":" in kind else None
-    if factory is not None:
-        said.append(f"the small model that {kind}.certify gives")
-        return factory(plan)
+    if ":" in kind:
+        made = _users_small_model(plan, said)
+        if made is not None:
+            return made
     lacking = [":"] if ":" in kind else _lacking(config)
     if not lacking:
         small = small_config(config)
@@ -139,17 +153,36 @@ def _small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelShape]:
         dropping = sorted(key for key, value in small.items() if _is_dropout(key, value))
         if dropping:
             said.append(f"no dropout ({', '.join(dropping)}), but in the runs of claim 4")
-        small |= dict.fromkeys(dropping, 0.0)
+        arch = ARCHITECTURES.get(small.get("model_type", ""))
+        # Also what the config leaves to its class, which may mean a tenth.
+        small |= dict.fromkeys([*dropping, *(arch.dropout if arch else ())], 0.0)
         made = plan.model.model_copy(update={"kind": "config", "path": None, "config": small})
-        return made, shape_of(small)
+        return made, shape_of(small, plan.task.kind)
     if plan.shape.parameters <= OWN_SIZE_PARAMETERS:
         said.append(f"the model at its own size, windows of {SEQUENCE}")
         return plan.model, plan.shape
     why = "it is your own" if ":" in kind else f"its config has no {', '.join(lacking)}"
     rule = f"cannot be made small ({why}), and its {plan.shape.parameters / 1e6:.0f} M parameters are too many as it is"
-    fix = "certify a smaller config of it, or give the class a static method certify(plan) that returns the ModelPlan"
-    fix += " and ModelShape of a small model with the same kinds of modules (docs/certify.md shows one)"
+    fix = "certify a smaller config of it, or write a function certify(vocab) beside your factory that returns a small"
+    fix += " module with the same kinds of layers (docs/certify.md shows one)"
     raise ModelError(problems=[Problem("model", rule, kind, fix)])
+
+
+def _users_small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelShape] | None:
+    """From a function `certify` beside the factory, or a static method of a ModelSource class; None without either."""
+    module = plan.model.kind.partition(":")[0]
+    if has_name(plan.code, module, _CERTIFY):
+        small = f"{module}:{_CERTIFY}"
+        said.append(f"the small model that {small} makes")
+        roots = tuple(part.root for part in plan.code)
+        shape = probe_own(OwnModel(small, {}, min(VOCAB, plan.shape.vocab), SEQUENCE, roots))
+        return plan.model.model_copy(update={"kind": small, "options": {}}), shape
+    use_code(plan.code, None)
+    factory = getattr(load_object(plan.model.kind, "model.factory"), _CERTIFY, None)
+    if factory is None:
+        return None
+    said.append(f"the small model that {plan.model.kind}.{_CERTIFY} gives")
+    return factory(plan)
 
 
 def _is_dropout(key: str, value: Any) -> bool:
@@ -235,15 +268,15 @@ def _device(plan: Plan, said: list[str]) -> tuple[str, str, str, bool]:
     return "cpu", precision, attention, False
 
 
-def _strategy(plan: Plan, small_parameters: int, processes: int) -> StrategyPlan:
+def _strategy(plan: Plan, small: ModelShape, processes: int) -> StrategyPlan:
     """Buckets and thresholds in proportion to the parameters, buckets at most a quarter of what one pass sends."""
     strategy = plan.strategy
     if strategy.kind == "ddp" and processes == 1:
         return StrategyPlan(kind="single")
     if strategy.kind != "deepspeed" or strategy.stage == 0:
         return strategy
-    ratio = small_parameters / max(plan.shape.parameters, 1)
-    most = small_parameters // _FLUSHES
+    ratio = small.parameters / max(plan.shape.parameters, 1)
+    most = small.trainable_parameters // _FLUSHES
 
     def scaled(elements: int, least: int) -> int:
         return max(least, min(most, round(elements * ratio))) // 2 * 2  # DeepSpeed refuses odd buckets

@@ -14,12 +14,13 @@ import torch
 from headway.certify.effects import Exchanges, measure_effects
 from headway.certify.inspecting import full_gradients, gradient_bytes, settings, state_bytes
 from headway.certify.outcome import OUTCOME, write_outcome
-from headway.certify.reference import sample_name
+from headway.certify.reference import filler_name, row_names
 from headway.certify.watching_job import Job
 from headway.parallel.collectives import barrier, exchange, world
 from headway.parallel.seam import Engine, EngineState, Guard, Slice, SliceReader, StepResult
 from headway.task.seam import Batch, Totals
 from headway.train.build import Parts
+from headway.train.loop import mean_loss
 from headway.train.progress import Progress
 from headway.train.session import Session
 
@@ -30,6 +31,7 @@ class WatchedEngine:
     def __init__(self, engine: Engine, parts: Parts, job: Job):
         self._engine, self._parts, self._job = engine, parts, job
         self.model, self.module, self.device = engine.model, engine.module, engine.device
+        self._weights = {name: term.weight for name, term in parts.task.terms.items()}
         self.found: dict[str, Any] = {
             "first_step": parts.progress.step + 1,
             "losses": [],
@@ -40,6 +42,7 @@ class WatchedEngine:
             "applied": [],
             "gradient bytes": 0,
         }
+        self._filler = filler_name(parts.task, parts.plan.data.sequence)
         self.exchanges = Exchanges(engine)
         self._weigh_gradients()
         if parts.resumed_from:
@@ -59,12 +62,12 @@ class WatchedEngine:
 
         self._last_batches = micro_batches
         result = self._engine.train_step(micro_batches, lr, watched)
-        self.found["losses"].append(sum(result.totals.means().values()))
+        self.found["losses"].append(mean_loss(result.totals, self._weights))
         self.found["norms"].append(result.grad_norm)
         self.found["rates"].append(result.lr)
         self.found["tokens"].append(result.tokens)
         self.found["applied"].append(result.applied)
-        self.found["samples"].append(sample_names(micro_batches))
+        self.found["samples"].append(sample_names(micro_batches, self._filler))
         self._note_state(step)
         if step == self._job.kill_after:
             barrier()  # every rank has done the step, and none has begun the next
@@ -143,17 +146,12 @@ class WatchedSession(Session):
             write_outcome(self.run_dir.path / OUTCOME, found)
 
 
-def sample_names(micro_batches: Sequence[Batch]) -> list[str]:
+def sample_names(micro_batches: Sequence[Batch], filler: str = "") -> list[str]:
     """The names of a step's samples in the order of their slots, fillers left out; equal on all ranks."""
-    mine = [_row_names(batch) for batch in micro_batches]
+    mine = [row_names(batch, filler) for batch in micro_batches]
     every = exchange(mine)
     turns = [rows for turn in range(len(mine)) for rows in (rank[turn] for rank in every)]
     return [name for rows in turns for name in rows if name]
-
-
-def _row_names(batch: Batch) -> list[str]:
-    ids, labels = batch.inputs["input_ids"].numpy(), batch.inputs["labels"].numpy()
-    return [sample_name(row, targets) for row, targets in zip(ids, labels, strict=True)]
 
 
 def state_hash(state: EngineState) -> dict[str, str]:

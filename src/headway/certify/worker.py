@@ -12,6 +12,7 @@ from headway.certify.watching_job import Job
 from headway.plan.files import read_plan
 from headway.registry import load_object
 from headway.run.paths import RunDir
+from headway.run.usercode import use_code
 from headway.train.worker import StopSignals, as_rank, train_run
 
 
@@ -25,8 +26,10 @@ def _work(run: RunDir, signals: StopSignals) -> None:
         import torch
 
         torch.set_num_threads(1)
+        plan = read_plan(run.plan)
+        use_code(plan.code, run)
         engine = read_outcome(run.path.parent / MAIN / OUTCOME)
-        write_outcome(run.path / OUTCOME, run_reference(read_plan(run.plan), engine))
+        write_outcome(run.path / OUTCOME, run_reference(plan, engine))
         return
     if job.plant:
         load_object(job.plant, "plant")()

@@ -137,8 +137,15 @@ def recompute_blocks(model: nn.Module) -> None:
     if not blocks:
         fix = "put its blocks into an nn.ModuleList, or write train.activation_checkpointing: false"
         raise ModelError(f"{type(model).__name__} has no list of blocks whose activations could be recomputed", fix=fix)
+    plain = [block.forward for block in blocks]
     for block in blocks:
         block.forward = types.MethodType(_recomputed(block.forward), block)
+
+    def disable() -> None:
+        for block, forward in zip(blocks, plain, strict=True):
+            block.forward = forward
+
+    model.__dict__["gradient_checkpointing_disable"] = disable  # as transformers' models call it
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

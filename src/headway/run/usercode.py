@@ -198,16 +198,16 @@ def copy_code(code: Iterable[CodePlan], run: RunDir) -> None:
                 raise PlanError(f"{source} changed while the run was prepared", fix="start again")
 
 
-def use_code(code: Sequence[CodePlan], run: RunDir) -> None:
+def use_code(code: Sequence[CodePlan], run: RunDir | None) -> None:
     """Make the run's copy of the user's modules the one that is imported in this process.
 
-    Without a copy (a run of another machine's disk, a certificate's small run) it is the folder of the plan.
+    Without a copy (no run yet, a certificate's small run) it is the folder of the plan.
 
     Raises:
         PlanError: a file is not what the plan names.
     """
     for part in reversed(code):
-        copied = run.code if not part.installed and run.code.is_dir() else Path(part.root)
+        copied = run.code if run is not None and not part.installed and run.code.is_dir() else Path(part.root)
         changed = [name for name, sha256 in part.files.items() if not _is(copied / name, sha256)]
         if changed:
             raise PlanError(
