@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,24 @@ def write_texts(folder: Path, texts: Sequence[str]) -> SourceConfig:
 def tokenizer_for(base: Path, source: SourceConfig, vocabulary: int = 300) -> Path:
     config = TokenizerConfig(train=vocabulary)
     return prepare_tokenizer(TokenizerRequest(config, base, Path("cache"), (source,)))
+
+
+def encoder_tokenizer(folder: Path) -> Path:
+    """A tokenizer that puts [CLS] and [SEP] around a text, as an encoder's does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([prose(seed, 100) for seed in range(4)], trainer)
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    roles = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    settings = roles | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def request_for(base: Path, source: SourceConfig, tokenizer: Path, **changes: Any) -> StoreRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from fakes.chats import write_jsonl
-from fakes.corpora import prose, tokenizer_for, write_texts
+from fakes.corpora import encoder_tokenizer, prose, tokenizer_for, write_texts
 from headway.config.schema import SourceConfig
 from headway.data import build, crew
 from headway.data.build import StoreRequest, build_store
@@ -33,22 +32,7 @@ def records(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer that puts [CLS] and [SEP] around a text, as an encoder's does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-
-    folder = tmp_path_factory.mktemp("bert")
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([prose(seed, 100) for seed in range(4)], trainer)
-    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    roles = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    settings = roles | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return encoder_tokenizer(tmp_path_factory.mktemp("bert"))
 
 
 def request_for(base: Path, rows: list[Any], tokenizer: Path, **changes: Any) -> StoreRequest:

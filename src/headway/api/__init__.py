@@ -199,3 +199,11 @@ def generate(target: str, prompt: str, *, max_tokens: int = 64, temperature: flo
     from headway.api import delivering
 
     return delivering.generate(found, prompt, max_tokens, temperature, seed)
+
+
+def answers(target: str) -> bool:
+    """Whether the model behind `target` answers a prompt (chats, labels), rather than continues it."""
+    found = Path(target) if Path(target).is_dir() else find_run(target)
+    from headway.api import delivering
+
+    return delivering.answers(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from headway.cli.seam import ExportResult
@@ -49,6 +50,16 @@ def generate(target: Path, prompt: str, max_tokens: int, temperature: float, see
     from headway.export import sample
 
     return sample.generate(folder, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def answers(target: Path) -> bool:
+    """Whether a model folder, or a run's export, is of a task that answers: read off its record."""
+    folder = target if _is_model(target) else RunDir(target).export
+    try:
+        task = json.loads((folder / "headway.json").read_text(encoding="utf-8"))["plan"]["task"]["kind"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return task in ("instruction", "classification")
 
 
 def _is_model(folder: Path) -> bool:

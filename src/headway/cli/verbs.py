@@ -237,7 +237,7 @@ def _generate(options: Namespace) -> int:
     if options.json:
         print_json({"prompt": prompt, "text": text})
     else:
-        print(printable(f"{prompt}{text}"))
+        print(printable(text if api.answers(options.target) else f"{prompt}{text}"))
     return EXIT_OK
 
 

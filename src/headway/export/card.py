@@ -39,14 +39,16 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
     library = ["library_name: pytorch" if own else "library_name: transformers"]
     if adapter:
         library = ["library_name: peft", f"base_model: {base}"]
-    front = ["---", *library, *([] if own else ["pipeline_tag: text-generation"]), "tags:", "- headway", "---"]
+    labelled = plan.task.kind == "classification"
+    pipeline = [f"pipeline_tag: text-{'classification' if labelled else 'generation'}"]
+    front = ["---", *library, *([] if own else pipeline), "tags:", "- headway", "---"]
     head = f"{_what(plan, adapter=adapter)} with Headway."
     parts = [
         "\n".join(front),
         f"# {plan.name}",
         head,
         verdict,
-        f"## Use\n\n```python\n{_use(base) if adapter else _USE_OWN if own else _USE}```",
+        f"## Use\n\n```python\n{_use(base) if adapter else _USE_OWN if own else _use_whole(labelled=labelled)}```",
         "## Held-out figures\n\n" + _table({k: f"{v:.4f}" for k, v in provenance.evaluation.items()}, "none"),
         "## Training\n\n" + _table(_training(provenance), ""),
         "## Record\n\n" + _table(_origin(provenance), ""),
@@ -55,10 +57,12 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-_USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+def _use_whole(*, labelled: bool) -> str:
+    kind = "AutoModelForSequenceClassification" if labelled else "AutoModelForCausalLM"
+    return f"""from transformers import {kind}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = AutoModelForCausalLM.from_pretrained("PATH")
+model = {kind}.from_pretrained("PATH")
 """
 
 
@@ -104,6 +108,7 @@ def _training(provenance: Provenance) -> dict[str, Any]:
         "learning rate": f"{plan.schedule.peak_lr:g}, {plan.schedule.kind}, {plan.schedule.warmup_steps} warm-up steps",
         "precision": numerics.precision,
         "strategy": f"{plan.strategy.label} on {plan.launch.processes} x {plan.cluster.device_name}",
+        **({"labels": ", ".join(plan.facts.labels)} if plan.facts.labels else {}),
         "seed": numerics.seed,
         "weights saved as": plan.export.dtype,
     }

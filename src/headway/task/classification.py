@@ -59,7 +59,7 @@ class Classification:
         guesses, real = logits.detach().argmax(-1), labels != IGNORE
         hit = (guesses == labels) & real
         terms = {"loss": (losses * inputs["weights"]).sum(), "accuracy": hit.sum().float()}
-        if model.training:
+        if model.training and torch.is_grad_enabled():  # DeepSpeed's wrapper says training in evaluation too
             return terms
         found = (labels[hit], guesses[real], labels[real])
         counts = [torch.bincount(part, minlength=len(self._weights)).float().unbind() for part in found]

@@ -74,6 +74,8 @@ def _show_sample(parts: Parts, reporter: SilentReporter) -> None:
     except Exception as error:
         reporter.event("warning", text=f"no sample could be generated: {type(error).__name__}: {error}")
         return
+    if parts.plan.task.kind == "classification":
+        text = f"\n{text}"  # no continuation: its likeliest labels, a line each
     reporter.event("sample", prompt=prompt, text=text)
 
 
