@@ -94,7 +94,9 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
     with Journal(run.events) as events:
         for key, a, b in changed:
-            events.event("notice", text=f"the plan changed at this resume: {key}: {a} -> {b}")
+            text = f"the plan changed at this resume: {key}: {a} -> {b}"
+            events.event("notice", text=text)
+            screen.event({"event": "notice", "text": text})  # what is followed begins with the ranks
     return planned.plan
 
 
