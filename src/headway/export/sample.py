@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from headway.errors import ExportError
 from headway.export.tokenizer import load_tokenizer
+from headway.export.verify import without_bars
 from headway.model.skeleton import seeded
 
 
@@ -20,7 +21,8 @@ def generate(folder: Path, prompt: str, *, max_tokens: int = 64, temperature: fl
     """
     try:
         tokenizer = load_tokenizer(folder)[0]
-        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        with without_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ExportError(f"{folder} cannot be loaded: {said}", fix="give a folder that Headway exported") from error

@@ -106,7 +106,7 @@ def _compare(
     folder: Path, ids: torch.Tensor, reference: torch.Tensor, plan: Plan, record: dict[str, Any]
 ) -> ExportCheck:
     auto = AUTO_CLASSES.get(plan.task.kind, AUTO_CLASSES["causal_lm"])
-    with _quiet():
+    with without_bars():
         loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
     census = count(loaded.state_dict(), record["tensors"], record["tied"])
     # transformers fills what a file lacks with fresh values and says so here only.
@@ -128,8 +128,8 @@ def _precisions(plan: Plan) -> set[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bar of transformers' in the rank's log."""
+def without_bars() -> Iterator[None]:
+    """No progress bar of transformers', in a rank's log or under a command's answer."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
