@@ -70,10 +70,6 @@ class TokenStore:
         shard = int(np.searchsorted(self.starts, first, side="right")) - 1
         return self.shards[shard][first - self.starts[shard] : end - self.starts[shard]]
 
-    def document_bytes(self, split: Split) -> np.ndarray:
-        """UTF-8 bytes of each of the split's documents."""
-        return self._map("bytes")[self.documents(split)]
-
     def verify(self) -> list[str]:
         """Files whose content is not what the manifest says, read in full."""
         damaged: list[str] = []
