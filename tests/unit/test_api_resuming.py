@@ -91,9 +91,12 @@ def test_a_run_cannot_be_made_to_end_before_where_it_stands(run: RunDir, started
 
 
 @pytest.mark.parametrize(
-    "override", ["data.eval=30%", "data.train=run.yaml", "model.tokenizer.train=400", "data.packing=false"]
+    "override",
+    ["data.eval=30%", "data.train=run.yaml", "model.tokenizer.train=400", "data.packing=false", "optimizer.momentum=0"],
 )
-def test_other_data_is_refused_and_not_ignored(run: RunDir, started: list[Plan], override: str) -> None:
+def test_what_the_checkpoint_depends_on_is_refused_and_not_ignored(
+    run: RunDir, started: list[Plan], override: str
+) -> None:
     with pytest.raises(PlanError, match="cannot change at a resume") as caught:
         resume(run, override)
     assert override.partition("=")[0] in str(caught.value).replace("tokenizer =", "tokenizer.train =")
