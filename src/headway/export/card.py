@@ -13,13 +13,18 @@ from headway.units import format_count
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an export comes from. `record` is the run's record.json; `evaluation` its last held-out figures."""
+    """Where an export comes from.
+
+    record: the run's record.json. diff: its record.diff, the uncommitted changes of the code. evaluation: its last
+    held-out figures.
+    """
 
     plan: Plan
     record: Mapping[str, Any]
     step: int
     tokens: int
     evaluation: Mapping[str, float] = field(default_factory=dict)
+    diff: bytes = b""
     checkpoint: str | None = None
 
 

@@ -23,6 +23,7 @@ from headway.model.skeleton import tied_names
 
 RECORD = "headway.json"
 CARD = "README.md"
+DIFF = "record.diff"  # as headway.json's record calls it
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _UNVERIFIED = "**Not verified yet**: the folder has not been loaded in plain transformers."
 
@@ -64,6 +65,8 @@ def export_folder(
         source.save(partial, recorder.watch(weights), model)
         if provenance.plan.data.tokenizer:
             copy_tokenizer(Path(provenance.plan.data.tokenizer), partial)
+        if provenance.diff:
+            (partial / DIFF).write_bytes(provenance.diff)
         record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
         record |= {"tensors": recorder.as_json(), "tied": sorted(tied_names(model).items())}
         record |= {"files": {path.name: _described(path) for path in sorted(partial.iterdir())}}

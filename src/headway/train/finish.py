@@ -12,7 +12,7 @@ from headway.export.folder import export_folder
 from headway.export.sample import generate
 from headway.export.verify import ExportCheck, model_logits, probe_ids, verify_export
 from headway.parallel.collectives import exchange
-from headway.run.record import read_record
+from headway.run.record import read_diff, read_record
 from headway.train.build import Parts, open_data
 from headway.train.reporter import SilentReporter
 
@@ -42,6 +42,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
             step=parts.progress.step,
             tokens=parts.progress.tokens,
             evaluation=evaluation,
+            diff=read_diff(parts.run),
         )
         try:
             export_folder(parts.source, weights, parts.run.export, provenance, model=parts.engine.module)
