@@ -28,8 +28,9 @@ from certify_rows import Row, covering_rows, words_of  # noqa: E402
 from machine import describe  # noqa: E402
 from tests.certify.faults import FAULTS, NAMES, Certifier, Fault  # noqa: E402
 
+from headway.certify.bounds import BOUNDS  # noqa: E402
 from headway.certify.numerics import versions  # noqa: E402
-from headway.certify.schema import CLAIMS, Claim  # noqa: E402
+from headway.certify.schema import CLAIMS, Claim, Measure  # noqa: E402
 from headway.errors import HeadwayError, Stopped  # noqa: E402
 from headway.launch.local import warm_up  # noqa: E402
 
@@ -166,10 +167,21 @@ def largest_table(results: list[Result]) -> list[str]:
             for measure in claim.measures:
                 if measure.bound > 0 and claim.number in (1, 2, 5, 6):
                     key = (result["row"]["precision"], f"{claim.number} {claim.name}", measure.what)
-                    found[key] = max(found.get(key, (0.0, 0.0)), (measure.value, measure.bound))
+                    found[key] = max(found.get(key, (0.0, 0.0)), (measure.value, _bound_now(key, measure)))
     for (precision, claim, what), (value, bound) in sorted(found.items()):
         lines.append(f"| {precision} | {claim} | {what} | {value:.1e} | {bound:.1e} |")
     return lines
+
+
+def _bound_now(key: tuple[str, str, str], measure: Measure) -> float:
+    """Results are kept over a change of the bounds."""
+    precision, claim, what = key
+    bounds = BOUNDS[precision]
+    if claim.startswith("5"):
+        return bounds.trajectory
+    names = {"gradient norm": bounds.norm, "its norm": bounds.norm, "loss": bounds.loss}
+    names |= {"weights at the start": bounds.start}
+    return names.get(what, bounds.gradient if what.startswith("gradients of") else measure.bound)
 
 
 def failures(results: list[Result]) -> list[str]:
@@ -207,7 +219,7 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
         "",
         *failures(matrix),
         "",
-        f"## No false alarm: {sound} of {len(alarms)} hold",
+        f"## No false alarm: {sound} of {len(alarms)} hold" if alarms else "## No false alarm: not run yet",
         "",
         f"{plans} sound plans of the table above, each with the seeds {', '.join(map(str, SEEDS))} of weights, data and"
         " dropout. What failed:",
@@ -216,7 +228,7 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
         "",
         "## How near the bounds",
         "",
-        "The largest value of each measure over all plans of this page.",
+        "The largest value of each measure over all plans of this page, and the bound of today.",
         "",
         *largest_table([*matrix, *alarms]),
         "",

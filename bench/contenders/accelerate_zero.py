@@ -2,7 +2,17 @@
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
-from recorder import ADAMW, CLIP, MICRO_BATCH, SEQUENCE, Job, Recorder, deepspeed_without_compiling, zero_2
+from recorder import (
+    ADAMW,
+    CLIP,
+    MICRO_BATCH,
+    SEQUENCE,
+    Job,
+    Recorder,
+    deepspeed_without_compiling,
+    require_deepspeed,
+    zero_2,
+)
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +32,7 @@ def main() -> None:
             "zero_optimization": zero_2(),
         }
     )
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
+    accelerator = Accelerator(deepspeed_plugin=plugin)  # with cpu=True it would run DDP and say nothing
     record.mark("process group")
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**job.model_config()))
@@ -30,6 +40,7 @@ def main() -> None:
     windows = torch.from_numpy(job.windows()[:, :SEQUENCE].astype("int64"))
     loader = DataLoader(TensorDataset(windows), batch_size=MICRO_BATCH, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    require_deepspeed(model)
     record.mark("engine")
 
     model.train()

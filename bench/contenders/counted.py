@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from recorder import Recorder
@@ -25,10 +26,13 @@ class Counted:
 
 
 class Marks(TrainerCallback):
-    def __init__(self, trainer: Any, record: Recorder):
-        self.trainer, self.record = trainer, record
+    """require: raises where the wrapped model is not the engine that the table says."""
+
+    def __init__(self, trainer: Any, record: Recorder, require: Callable[[Any], None]):
+        self.trainer, self.record, self.require = trainer, record, require
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.require(self.trainer.model_wrapped)
         self.record.mark("engine")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -6,7 +6,17 @@ Variants: `windows` (packed, no borders) and `padded` (ragged documents, its usu
 from typing import Any
 
 from counted import Counted, Marks
-from recorder import ADAMW, CLIP, MICRO_BATCH, SEQUENCE, Job, Recorder, deepspeed_without_compiling, zero_2
+from recorder import (
+    ADAMW,
+    CLIP,
+    MICRO_BATCH,
+    SEQUENCE,
+    Job,
+    Recorder,
+    deepspeed_without_compiling,
+    require_deepspeed,
+    zero_2,
+)
 from torch.utils.data import Dataset
 from transformers import (
     AutoTokenizer,
@@ -86,7 +96,7 @@ def main() -> None:
     else:
         data, collator = Windows(job.windows()), default_data_collator
     trainer = HFTrainer(model=model, args=settings, train_dataset=data, data_collator=collator)
-    trainer.add_callback(Marks(trainer, record))
+    trainer.add_callback(Marks(trainer, record, require_deepspeed))
     trainer.train()
 
 

@@ -12,6 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -77,6 +78,21 @@ def deepspeed_without_compiling() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def require_deepspeed(model: Any) -> None:
+    """Peers fall back to DDP without a word where they think that DeepSpeed is not wanted."""
+    import deepspeed
+
+    if not isinstance(model, deepspeed.DeepSpeedEngine) or model.zero_optimization_stage() != 2:
+        raise SystemExit(f"this runs {type(model).__name__}, not DeepSpeed ZeRO-2")
+
+
+def require_ddp(model: Any) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        raise SystemExit(f"this runs {type(model).__name__}, not DDP")
 
 
 def zero_2() -> dict[str, object]:

@@ -8,7 +8,7 @@ parameters.
 import torch.distributed as dist
 from counted import Counted, Marks
 from datasets import Dataset
-from recorder import ADAMW, CLIP, MICRO_BATCH, SEQUENCE, Job, Recorder
+from recorder import ADAMW, CLIP, MICRO_BATCH, SEQUENCE, Job, Recorder, require_ddp
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
@@ -50,7 +50,7 @@ def main() -> None:
     model = LlamaForCausalLM(LlamaConfig(**job.model_config()))
     data = Dataset.from_dict({"input_ids": job.documents()})
     trainer = PackedTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
-    trainer.add_callback(Marks(trainer, record))
+    trainer.add_callback(Marks(trainer, record, require_ddp))
     trainer.train()
     dist.destroy_process_group()
 

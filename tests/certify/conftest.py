@@ -1,4 +1,4 @@
-"""One fork server and one set of reference runs for all tests of the claims."""
+"""One fork server for all tests of the claims."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.certify.judge import judge
-from headway.certify.outcome import Outcome
-from headway.certify.run import REFERENCE, evidence_of, make_runs, open_workshop
+from headway.certify.run import evidence_of, make_runs, open_workshop
 from headway.certify.schema import Claim
 from headway.plan.schema import Plan
 
@@ -86,22 +85,17 @@ def plan_for(*words: str) -> Plan:
 
 
 class Certifier:
-    """Claims of plans, with or without a fault. The reference runs, which no fault reaches, are made once a plan."""
+    """Claims of plans, with or without a fault; each with its own reference, which follows the engine step by step."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.references: dict[tuple[str, ...], Outcome] = {}
         self._made = 0
 
     def claims(self, words: tuple[str, ...], claims: Sequence[int], plant: str | None = None) -> tuple[Claim, ...]:
         self._made += 1
         shop = open_workshop(plan_for(*words), self.folder / str(self._made))
         shop.plant = f"tests.certify.plants:{plant}" if plant else None
-        if words in self.references:
-            shop.outcomes[REFERENCE] = self.references[words]
         make_runs(shop, claims)
-        if REFERENCE in shop.outcomes:
-            self.references[words] = shop.outcomes[REFERENCE]
         return judge(evidence_of(shop), claims)
 
     def with_fault(self, fault: Fault) -> Claim:

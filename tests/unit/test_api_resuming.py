@@ -65,9 +65,13 @@ def resume(run: RunDir, *overrides: str, force: tuple[str, ...] = ()) -> None:
     resuming.resume(run.path, overrides, screen=PlainScreen(), force=force)
 
 
-def test_what_one_resume_changed_is_still_in_force_at_the_next(run: RunDir, started: list[Plan]) -> None:
+def test_what_one_resume_changed_is_still_in_force_at_the_next(
+    run: RunDir, started: list[Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
     resume(run, "train.length=9 steps")
+    assert "note: the plan changed at this resume: schedule.steps: 4 -> 9\n" in capsys.readouterr().out
     resume(run, "launch.processes=1")
+    assert "the plan changed at this resume: launch.processes: 2 -> 1\n" in capsys.readouterr().out
     assert [(plan.schedule.steps, plan.launch.processes) for plan in started] == [(9, 2), (9, 1)]
     assert {(plan.name, plan.optimizer.clip) for plan in started} == {("mine", 0.5)}
     record = read_record(run)
@@ -87,9 +91,12 @@ def test_a_run_cannot_be_made_to_end_before_where_it_stands(run: RunDir, started
 
 
 @pytest.mark.parametrize(
-    "override", ["data.eval=30%", "data.train=run.yaml", "model.tokenizer.train=400", "data.packing=false"]
+    "override",
+    ["data.eval=30%", "data.train=run.yaml", "model.tokenizer.train=400", "data.packing=false", "optimizer.momentum=0"],
 )
-def test_other_data_is_refused_and_not_ignored(run: RunDir, started: list[Plan], override: str) -> None:
+def test_what_the_checkpoint_depends_on_is_refused_and_not_ignored(
+    run: RunDir, started: list[Plan], override: str
+) -> None:
     with pytest.raises(PlanError, match="cannot change at a resume") as caught:
         resume(run, override)
     assert override.partition("=")[0] in str(caught.value).replace("tokenizer =", "tokenizer.train =")

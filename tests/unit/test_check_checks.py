@@ -92,6 +92,13 @@ def test_disk(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert verdict("disk", small, tmp_path).ok
 
 
+def test_a_file_where_the_runs_should_lie(small: Plan, tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    found = verdict("disk", small, tmp_path / "runs" / "new")
+    assert found.level == "red"
+    assert str(tmp_path / "runs") in found.finding
+
+
 def test_disk_of_a_run_that_is_resumed(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoints that it keeps stand already: room for one more, and the export, is enough."""
     one = 12 * small.shape.parameters

@@ -547,3 +547,12 @@ def test_a_large_vocabulary_is_stored_in_32_bits(
     assert TokenStore(found).manifest.dtype == "<u4"
     assert content(found) == TEXTS
     assert open_split(found, "train", 32, True)[0].tokens.dtype == np.int32
+
+
+@pytest.mark.parametrize("cache", ["a-file/inside", "/proc/nowhere"])
+def test_a_cache_that_cannot_be_is_named_by_its_key(
+    corpus: tuple[Path, SourceConfig, Path], tmp_path: Path, cache: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    with pytest.raises(DataError, match=r"^data\.cache = .*: cannot be written to: [\s\S]*fix: set data.cache"):
+        build_store(ask(corpus, cache=tmp_path / cache))

@@ -65,12 +65,14 @@ def test_a_checkpoint_of_another_model_is_named(export: Export) -> None:
     assert not export.folder.exists()
 
 
-def test_text_follows_from_prompt_and_seed(export: Export) -> None:
+def test_text_follows_from_prompt_and_seed(export: Export, capfd: pytest.CaptureFixture[str]) -> None:
     export.write()
+    capfd.readouterr()
     one = generate(export.folder, "w5 w9 w7", max_tokens=8, seed=1)
     assert one == generate(export.folder, "w5 w9 w7", max_tokens=8, seed=1)
     assert one != generate(export.folder, "w5 w9 w7", max_tokens=8, seed=2)
     assert 0 < len(one.split()) <= 8
+    assert capfd.readouterr() == ("", ""), "the answer is all that is printed"
 
 
 def test_temperature_zero_takes_the_likeliest(export: Export) -> None:

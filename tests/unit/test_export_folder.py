@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import headway.model.huggingface
 from fakes.exports import make_export
 from fakes.models import CONFIGS
 from headway.errors import ExportError
+from headway.export.folder import read_record
 from headway.export.tokenizer import load_tokenizer
 
 
@@ -41,6 +43,17 @@ def test_plain_transformers_loads_the_model(tmp_path: Path, arch: str) -> None:
     check = export.again()
     assert check.verified, check.sentence()
     assert check.max_difference <= 1e-5
+
+
+def test_the_uncommitted_changes_go_with_the_model(tmp_path: Path) -> None:
+    """A commit alone does not say what code a model comes from."""
+    export = make_export(tmp_path, "llama")
+    export.write()
+    assert not (export.folder / "record.diff").exists()
+    export.provenance = replace(export.provenance, diff=b"-a\n+b\n")
+    export.write()
+    assert (export.folder / "record.diff").read_bytes() == b"-a\n+b\n"
+    assert "record.diff" in read_record(export.folder)["files"]
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:

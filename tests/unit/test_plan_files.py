@@ -98,6 +98,7 @@ def test_the_summary_says_what_how_and_why() -> None:
     assert rows["model"][0] == "llama, 134M parameters, 12 layers of 768"
     assert rows["devices"][0] == "8 x NVIDIA A100-SXM4-80GB"
     assert rows["strategy"][0] == "ddp"
+    assert rows["devices"][1] == "as launch.gpus says"
     assert rows["global batch"][0] == "244 sequences = 500k tokens"
     assert rows["steps"][0] == "20012 (10B tokens)"
     assert rows["learning rate"][0] == "0.0006 after 200 steps, then cosine to 6e-05"
@@ -135,6 +136,7 @@ def test_explain_one_value_a_section_and_the_run_files_word() -> None:
         f"batch.{n}" for n in ("global_sequences", "micro_batch", "accumulation", "data_parallel_size")
     }
     assert explain(plan, "optimizer.clip")[0][2] == "as the run file or its default says"
+    assert explain(plan, "launch.processes")[0][2] == "as launch.processes says"
     with pytest.raises(PlanError, match=r"batch\.micro_batch"):
         explain(plan, "batch.micro_bach")
 

@@ -15,7 +15,7 @@ import pytest
 from headway.run.journal import Journal
 from headway.run.lock import JobLock, this_process
 from headway.run.paths import RunDir, create
-from headway.run.summary import list_checkpoints, summarise, summarise_all
+from headway.run.summary import is_running, list_checkpoints, summarise, summarise_all
 
 DEAD = replace(this_process(), started="1")
 PLAN = {
@@ -99,6 +99,8 @@ def test_a_held_lock_means_running(run: RunDir) -> None:
     with JobLock(run):
         assert summarise(run).state == "running"
         assert summarise(run).ended is None
+        assert is_running(run)
+    assert not is_running(run)
     assert summarise(run).state == "crashed"
 
 
@@ -111,6 +113,7 @@ def test_the_launcher_s_record_counts(run: RunDir) -> None:
     assert summarise(run).state == "crashed"
     write_launch(run, supervisor=asdict(this_process()))
     assert summarise(run).state == "running"
+    assert is_running(run)
 
 
 def test_a_later_start_without_the_launcher_outdates_its_record(run: RunDir) -> None:

@@ -14,7 +14,7 @@ from headway.run.paths import RunDir
 from headway.run.usercode import Named, copy_code, find_code, has_name, use_code
 
 FILES = {
-    "net_a.py": "import torch\nfrom parts_a import layer\nfrom pack_a.inner import thing\n\ndef make():\n    return 1\n",
+    "net_a.py": "import torch\nfrom parts_a import layer\nfrom pack_a.inner import thing\ndef make():\n    return 1\n",
     "parts_a.py": "from __future__ import annotations\nimport helper_a as other\nlayer = 1\n",
     "helper_a.py": "value = 1\n",
     "unused_a.py": "value = 2\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fakes.jobs import wait_for
 from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.check.report import Report, green, yellow
 from headway.cli.live import LiveScreen, StatusArea
@@ -142,3 +144,13 @@ def test_one_redrawn_area_at_a_time() -> None:
             progress.advance(1)
         screen.event({"time": 0.0, "event": "started"})
         screen.metrics(WIDEST)
+
+
+def test_what_was_waited_for_leaves_nothing_behind() -> None:
+    """One line that says the newest: one that is not ended is drawn below all that follows."""
+    before = set(threading.enumerate())
+    console, _ = terminal(80)
+    with LiveScreen(console, clock=lambda: 0.0) as screen:
+        screen.waiting("the main run")
+        screen.waiting("the killed run")
+    wait_for(lambda: set(threading.enumerate()) <= before, "the drawing to end", 5)

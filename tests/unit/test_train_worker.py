@@ -19,12 +19,16 @@ from headway.train.worker import train_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Prepared with `--dry-run`, then started by hand under a request to stop that an earlier job left."""
+    """Prepared with `--dry-run`, then started by hand.
+
+    An earlier job left a request to stop, and the folder of a checkpoint whose first file it did not live to write.
+    """
     workplace = Workplace(tmp_path_factory.mktemp("worker"))
     content = run_file("single", launch={"processes": 1}, train={"micro_batch": 8}, export={"at_end": True})
     workplace.headway("train", workplace.write("one", content), "--name", "one", "--dry-run").expect(0)
     run = workplace.run("one")
     request_stop(run.dir, "asked by `headway stop`")
+    (run.dir.checkpoints / "step-00000001").mkdir(parents=True)
     train_run(run.dir, SimpleNamespace(received=None))
     return run
 

@@ -9,7 +9,7 @@ from headway.cli.seam import ExportResult
 from headway.errors import ExportError
 from headway.plan.files import read_plan
 from headway.run.paths import RunDir
-from headway.run.record import read_record
+from headway.run.record import read_diff, read_record
 from headway.run.summary import evaluation_at
 from headway.run.usercode import use_code
 
@@ -33,6 +33,7 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
             step=reader.state.step,
             tokens=reader.state.tokens,
             evaluation=evaluation_at(run, reader.state.step),
+            diff=read_diff(run),
             checkpoint=ref.name,
             code=run.code if run.code.is_dir() else None,
         )

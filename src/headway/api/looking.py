@@ -10,7 +10,7 @@ from headway.api.running import Feed
 from headway.cli.seam import Comparison, Screen
 from headway.plan.files import read_plan
 from headway.run.paths import RunDir
-from headway.run.summary import summarise
+from headway.run.summary import is_running, summarise
 
 _POLL_SECONDS = 0.25
 
@@ -27,7 +27,7 @@ def follow(path: Path, screen: Screen) -> None:
     run = RunDir(path)
     feed = Feed(run, screen, from_start=True)
     while True:
-        running = summarise(run).state == "running"
+        running = is_running(run)
         feed.poll()
         if not running:
             return

@@ -122,9 +122,7 @@ def _own_names(config: RunConfig) -> list[Named]:
     return [Named(key, path) for key, path in named if ":" in path]
 
 
-def _shape(
-    config: RunConfig, model_config: dict[str, Any], data: DataFacts, code: Sequence[CodePlan]
-) -> ModelShape:
+def _shape(config: RunConfig, model_config: dict[str, Any], data: DataFacts, code: Sequence[CodePlan]) -> ModelShape:
     """Counted by formula or, of an own module, on what its factory makes."""
     model = config.model
     if model.factory is None:

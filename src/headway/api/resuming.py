@@ -101,7 +101,9 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
     with Journal(run.events) as events:
         for key, a, b in changed:
-            events.event("notice", text=f"the plan changed at this resume: {key}: {a} -> {b}")
+            text = f"the plan changed at this resume: {key}: {a} -> {b}"
+            events.event("notice", text=text)
+            screen.event({"event": "notice", "text": text})  # what is followed begins with the ranks
     return planned.plan
 
 
@@ -118,7 +120,7 @@ def _require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reach
     """Raises PlanError where the checkpoint cannot go on under the new plan."""
     fix = "start a new run for it: headway train"
     rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
-    problems = [Problem(key, rule.format(a), b, fix) for key, a, b in changed if key.startswith(_FIXED)]
+    problems = [Problem(key, rule.format(a), b, fix) for key, a, b in changed if _is_fixed(key, a, b)]
     steps = new.schedule.steps
     if steps < reached:
         over = f"would end after {steps} steps, and the run stands at {reached}"
@@ -127,6 +129,11 @@ def _require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reach
         )
     if problems:
         raise PlanError(problems=problems)
+
+
+def _is_fixed(key: str, old: Any, new: Any) -> bool:
+    """Without momentum sgd keeps no state, and there is none to go on from."""
+    return key.startswith(_FIXED) or (key == "optimizer.momentum" and not (old and new))
 
 
 def _keep_old_plan(run: RunDir) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import shutil
@@ -75,6 +76,8 @@ def disk(name: str, subject: Subject) -> Verdict:
     held = _stored_bytes(folder / "checkpoints")
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return red(name, f"no run folder can be made in {folder}", "runs=FOLDER, one that can be written to")
     free = shutil.disk_usage(folder).free
     one = checkpoint_bytes(plan)
     count = plan.checkpoint.keep + 1

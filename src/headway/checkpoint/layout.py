@@ -71,7 +71,6 @@ class TrainingState:
     scalars: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     plan_digest: str = ""
-    config_hash: str = ""
     certificate: str | None = None  # id of the certificate that held for this run
 
 

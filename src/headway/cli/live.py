@@ -87,7 +87,9 @@ class LiveScreen(RunScreen):
         return display
 
     def waiting(self, text: str) -> None:
-        if self._live is None:
+        if self._status is not None:
+            self._status.update(Text(text, "dim"))
+        elif self._live is None:
             self._status = self._console.status(Text(text, "dim"))
             self._status.start()
 

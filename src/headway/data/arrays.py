@@ -100,10 +100,6 @@ class TokenStore:
                 counts[mine] = np.add.reduceat(np.append(mask, 0), borders, dtype=np.int64)[::2]
         return counts
 
-    def document_bytes(self, split: Split) -> np.ndarray:
-        """UTF-8 bytes of each of the split's documents."""
-        return self._map("bytes")[self.documents(split)]
-
     def verify(self) -> list[str]:
         """Files whose content is not what the manifest says, read in full."""
         damaged: list[str] = []

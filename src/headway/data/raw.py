@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,4 +97,5 @@ def _remember(record: Path, fresh: dict[str, str], stamps: dict[str, tuple[int, 
         part.write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
         part.replace(record)
     except OSError:
-        part.unlink(missing_ok=True)  # the next run hashes again
+        with suppress(OSError):  # the next run hashes again
+            part.unlink(missing_ok=True)

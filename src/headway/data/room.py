@@ -11,7 +11,7 @@ from headway.errors import DataError, Problem
 from headway.units import format_bytes
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST})
 
 
 @contextmanager
@@ -24,8 +24,9 @@ def room_for(text_bytes: int, cache: Path) -> Iterator[None]:
             rule = "no room left; a token store takes about as much room as its text"
             rule += f", here {format_bytes(text_bytes)}" if text_bytes else ""
             fix = "free some, or set data.cache to a folder on a larger disk"
-        elif error.errno in _FORBIDDEN and str(error.filename).startswith(str(cache)):
-            rule, fix = "cannot be written to", "set data.cache to a folder of your own"
+        elif error.errno in _CLOSED and str(error.filename).startswith(str(cache)):
+            rule = f"cannot be written to: {(error.strerror or '').lower()}"
+            fix = "set data.cache to a folder of your own"
         else:
             raise
         raise DataError(problems=[Problem("data.cache", rule, str(cache), fix)]) from error

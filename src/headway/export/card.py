@@ -15,8 +15,10 @@ from headway.units import format_count
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an export comes from. `record` is the run's record.json; `evaluation` its last held-out figures; `code`
-    the run's copies of the user's own modules.
+    """Where an export comes from.
+
+    record: the run's record.json. diff: its record.diff, the uncommitted changes of the code. evaluation: its last
+    held-out figures. code: the run's copies of the user's own modules.
     """
 
     plan: Plan
@@ -24,6 +26,7 @@ class Provenance:
     step: int
     tokens: int
     evaluation: Mapping[str, float] = field(default_factory=dict)
+    diff: bytes = b""
     checkpoint: str | None = None
     code: Path | None = None
 

@@ -26,6 +26,7 @@ from headway.model.skeleton import tied_names
 RECORD = "headway.json"
 CARD = "README.md"
 ADAPTER = "adapter"  # folder of the adapter within the merged model's
+DIFF = "record.diff"  # as headway.json's record calls it
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _UNVERIFIED = "**Not verified yet**: the folder has not been loaded and compared."
 
@@ -112,6 +113,8 @@ def _complete(folder: Path, recorder: Recorder, provenance: Provenance, *, tied:
     """Tokenizer, record and card beside the weights."""
     if provenance.plan.data.tokenizer:
         copy_tokenizer(Path(provenance.plan.data.tokenizer), folder)
+    if provenance.diff:
+        (folder / DIFF).write_bytes(provenance.diff)
     record = {"format": 1, "verified": None, "check": None, **record_json(provenance)}
     record |= {"tensors": recorder.as_json(), "tied": tied}
     record |= {"files": {str(path.relative_to(folder)): _described(path) for path in _files(folder)}}

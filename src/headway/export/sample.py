@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from headway.errors import ExportError
 from headway.export.folder import read_record
 from headway.export.tokenizer import load_tokenizer
+from headway.export.verify import without_bars
 from headway.model.skeleton import AUTO_CLASSES, seeded
 
 _LABELS_SHOWN = 3
@@ -36,7 +37,8 @@ def generate(
     task = _task_of(folder)
     try:
         tokenizer = load_tokenizer(folder)[0]
-        model: Any = AUTO_CLASSES.get(task, AutoModelForCausalLM).from_pretrained(folder)
+        with without_bars():
+            model: Any = AUTO_CLASSES.get(task, AutoModelForCausalLM).from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ExportError(f"{folder} cannot be loaded: {said}", fix="give a folder that Headway exported") from error

@@ -108,7 +108,7 @@ def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenan
     record = read_record(folder)
     load = _with_adapter if is_adapter(folder) else _alone
     try:
-        with _quiet():
+        with without_bars():
             loaded = load(folder, provenance.plan, record)
         check = _compare(loaded, ids, reference, provenance.plan)
         remark = load_tokenizer(folder)[1] if provenance.plan.data.tokenizer else ""
@@ -132,7 +132,8 @@ class _Loaded:
 
 def _alone(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
     auto = AUTO_CLASSES.get(plan.task.kind, AUTO_CLASSES["causal_lm"])
-    loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
+    with without_bars():
+        loaded, info = auto.from_pretrained(folder, dtype=DTYPES[plan.export.dtype], output_loading_info=True)
     census = count(loaded.state_dict(), record["tensors"], record["tied"])
     # transformers fills what a file lacks with fresh values and says so here only.
     fresh = sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])} - set(census.lost))
@@ -177,8 +178,8 @@ def coarsest(plan: Plan) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bar of transformers' in the rank's log."""
+def without_bars() -> Iterator[None]:
+    """No progress bar of transformers', in a rank's log or under a command's answer."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

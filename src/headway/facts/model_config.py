@@ -43,9 +43,7 @@ def resolve_model_config(model: ModelConfig, *, vocab: int, sequence: int, base:
     return resolve_model(model, vocab=vocab, sequence=sequence, base=base).config
 
 
-def resolve_model(
-    model: ModelConfig, *, vocab: int, sequence: int, base: Path, task: str = "causal_lm"
-) -> ModelOrigin:
+def resolve_model(model: ModelConfig, *, vocab: int, sequence: int, base: Path, task: str = "causal_lm") -> ModelOrigin:
     """As `resolve_model_config`, with the folder, the revision and notes that the plan and the checks show.
 
     task: a classifier may be an encoder.

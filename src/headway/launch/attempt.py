@@ -87,7 +87,8 @@ class Attempt:
             if self.stop.asked:
                 return
             self.method = "exec"
-            notice(self.job.run_dir, "the fork server did not start; starting each rank from the beginning")
+            said = "".join(f" ({line})" for line in forkserver.server_output().splitlines()[-1:])
+            notice(self.job.run_dir, f"the fork server did not start{said}; starting each rank from the beginning")
         if self.method == "exec":
             script = render(self.job, self.port, self.options.worker_module)
             files.script_path(self.job.run_dir).write_text(script, encoding="utf-8")

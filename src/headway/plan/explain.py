@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, cast
@@ -15,11 +16,15 @@ Row = tuple[str, str, str]  # what, value, why
 
 REJECTED = "strategy.rejected."
 NOTES = "notes."
+_KEY = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
 def summary_rows(plan: Plan) -> list[Row]:
     """What will be trained, how, and why, in a dozen lines."""
-    why = plan.reasons.get
+
+    def why(key: str, otherwise: str = "") -> str:
+        return _worded(plan.reasons.get(key, otherwise))
+
     batch, schedule, launch = plan.batch, plan.schedule, plan.launch
     numerics, used = plan.numerics, used_bytes(plan.memory, plan.cluster)
     triple = f"{batch.micro_batch} x {batch.accumulation} x {batch.data_parallel_size} = {batch.slots}"
@@ -29,18 +34,23 @@ def summary_rows(plan: Plan) -> list[Row]:
         ("model", _model_text(plan), "counted from its config"),
         *([("adapter", _adapter_text(plan), why("adapter", ""))] if plan.adapter else []),
         ("data", _data_text(plan), why("facts", plan.data.store)),
-        ("devices", f"{launch.processes} x {plan.cluster.device_name}", why("launch.processes", "")),
-        ("strategy", plan.strategy.label, why("strategy", "")),
-        ("precision", ", ".join([numerics.precision, *options]), why("numerics.precision", "")),
-        ("attention", plan.model.attention, why("model.attention", "")),
-        ("global batch", _batch_text(plan), why("batch.global_sequences", "")),
-        ("micro batch x accumulation x ranks", triple, why("batch.micro_batch", "")),
-        ("steps", f"{schedule.steps} ({format_count(schedule.tokens)} tokens)", why("schedule.steps", "")),
-        ("learning rate", _rate_text(plan), why("schedule.warmup_steps", "")),
+        ("devices", f"{launch.processes} x {plan.cluster.device_name}", why("launch.processes")),
+        ("strategy", plan.strategy.label, why("strategy")),
+        ("precision", ", ".join([numerics.precision, *options]), why("numerics.precision")),
+        ("attention", plan.model.attention, why("model.attention")),
+        ("global batch", _batch_text(plan), why("batch.global_sequences")),
+        ("micro batch x accumulation x ranks", triple, why("batch.micro_batch")),
+        ("steps", f"{schedule.steps} ({format_count(schedule.tokens)} tokens)", why("schedule.steps")),
+        ("learning rate", _rate_text(plan), why("schedule.warmup_steps")),
         ("memory", f"{format_bytes(used)} of {format_bytes(plan.memory.device_limit_bytes)} a process", "estimated"),
-        ("evaluate", interval_text(plan.evaluate), why("evaluate", "")),
-        ("checkpoint", _checkpoint_text(plan), why("checkpoint.every", "")),
+        ("evaluate", interval_text(plan.evaluate), why("evaluate")),
+        ("checkpoint", _checkpoint_text(plan), why("checkpoint.every")),
     ]
+
+
+def _worded(reason: str) -> str:
+    """A reason that is a bare key of the run file, as a sentence."""
+    return f"as {reason} says" if _KEY.fullmatch(reason) else reason
 
 
 def _model_text(plan: Plan) -> str:
@@ -133,7 +143,7 @@ def explain(plan: Plan, key: str) -> list[Row]:
         raise PlanError(f"the plan has no value {key!r}", fix=f"for example --explain {', '.join(near)}")
     names = dict.fromkeys([*_below(path, plan.reasons), *_below(path, values)])
     return [
-        (name, _text(values.get(name, "")), plan.reasons.get(name, "as the run file or its default says"))
+        (name, _text(values.get(name, "")), _worded(plan.reasons.get(name, "as the run file or its default says")))
         for name in names
     ]
 

@@ -138,9 +138,8 @@ def create(root: Path, name: str, now: datetime | None = None) -> RunDir:
 
 def _cannot_create(root: Path, error: OSError) -> UserError:
     reason = error.strerror or str(error)
-    return UserError(
-        problems=[Problem("runs", f"no run folder can be made there: {reason}", str(root), "choose another")]
-    )
+    rule = f"no run folder can be made there: {reason}"
+    return UserError(problems=[Problem("runs", rule, str(root), "runs=FOLDER, one that can be written to")])
 
 
 def list_runs(root: Path) -> list[RunDir]:

@@ -91,6 +91,14 @@ def read_record(run: RunDir) -> dict[str, Any]:
     return record
 
 
+def read_diff(run: RunDir) -> bytes:
+    """The uncommitted changes of the code; b"" where there were none."""
+    try:
+        return run.record_diff.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     recorded = {name: value for name, value in sorted(variables.items()) if name.startswith(_PREFIXES)}
     return {name: REMOVED if is_secret_variable(name) else value for name, value in recorded.items()}

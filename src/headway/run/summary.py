@@ -97,6 +97,12 @@ def summarise_all(root: Path) -> list[RunSummary]:
     return [summarise(run) for run in list_runs(root)]
 
 
+def is_running(run: RunDir) -> bool:
+    """Whether a job has the run now. Reads two small files: for those who ask often."""
+    launch = _json(run.path / "launch.json")
+    return live_holder(run) is not None or (launch.get("state") == "running" and _supervised(launch))
+
+
 def evaluation_at(run: RunDir, step: int) -> dict[str, float]:
     """The held-out figures of exactly this step; {} where there are none."""
     for event in reversed(read(run.events)):

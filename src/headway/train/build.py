@@ -77,8 +77,11 @@ def _require_base(plan: Plan, ranks: Ranks) -> None:
 
 
 def _was_trained(run: RunDir, ranks: Ranks) -> bool:
-    """A run directory with checkpoints goes on, also under the user's own torchrun, whose restarts say nothing."""
-    seen = run.checkpoints.is_dir() and any(run.checkpoints.glob("step-*"))
+    """A run directory with checkpoints goes on, also under the user's own torchrun, whose restarts say nothing.
+
+    A folder without a file is what a kill just after its making leaves: no checkpoint was begun.
+    """
+    seen = any(run.checkpoints.glob("step-*/*"))
     return any(ranks.exchange(seen))
 
 

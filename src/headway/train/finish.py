@@ -13,7 +13,7 @@ from headway.export.folder import export_folder
 from headway.export.sample import generate
 from headway.export.verify import ExportCheck
 from headway.parallel.collectives import exchange
-from headway.run.record import read_record
+from headway.run.record import read_diff, read_record
 from headway.train.build import Parts, open_data
 from headway.train.reporter import SilentReporter
 
@@ -44,6 +44,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
             tokens=parts.progress.tokens,
             evaluation=evaluation,
             code=parts.run.code if parts.run.code.is_dir() else None,
+            diff=read_diff(parts.run),
         )
         try:
             export_folder(parts.source, weights, parts.run.export, provenance, model=parts.engine.module)
