@@ -169,6 +169,7 @@ def test_export_says_what_was_verified(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_generate_continues_the_prompt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calls = stand_in(monkeypatch, "generate", " world\x1b[31m")
+    stand_in(monkeypatch, "answers", False)
     assert main(["generate", "mine", "--prompt", "hello", "--max-tokens", "5", "--temperature", "0"]) == 0
     assert calls.positional == ("mine", "hello")
     assert calls.named == {"max_tokens": 5, "temperature": 0.0, "seed": 0}
