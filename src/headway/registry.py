@@ -29,7 +29,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("model", "pretrained"): Row("headway.model.huggingface:HuggingFaceSource"),
     ("task", "causal_lm"): Row("headway.task.causal_lm:CausalLM"),
     ("task", "instruction"): Row("headway.task.instruction:Instruction"),
-    ("task", "classification"): Row("headway.task.classification:Classification"),
+    ("task", "classification"): Row("headway.task.classification:classification"),
     ("adapter", "lora"): Row("headway.model.adapter:LoraSource", "lora", "peft"),
     ("data", "text"): Row("headway.data.sources:TextFiles"),
     ("data", "jsonl"): Row("headway.data.sources:JsonLines"),

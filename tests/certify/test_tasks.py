@@ -29,11 +29,11 @@ _BERT = {
 }
 
 
-def classifier_plan() -> Plan:
+def classifier_plan(*words: str, sets: bool = False) -> Plan:
     """An encoder with dropout and uneven weights of three labels; documents are made up."""
-    plan = plan_for(ZERO_2, UNEVEN)
-    config = with_labels(_BERT, LABELS, 0)
-    options = {"labels": list(LABELS), "weights": [1.0, 4.0, 0.5]}
+    plan = plan_for(*words)
+    config = with_labels(_BERT, LABELS, 0, sets=sets)
+    options = {"labels": list(LABELS), "weights": [1.0, 4.0, 0.5], **({"sets": True} if sets else {})}
     parts = {
         "model": plan.model.model_copy(update={"config": config}),
         "task": plan.task.model_copy(update={"kind": "classification", "options": options}),
@@ -59,5 +59,9 @@ def test_the_gradients_of_answers_are_those_of_plain_pytorch(certifier: Certifie
 
 
 def test_the_gradients_of_classes_are_those_of_plain_pytorch(certifier: Certifier, tmp_path: Path) -> None:
-    claims = proven(classifier_plan(), tmp_path / "texts", (1, 2, 6, 7))
+    claims = proven(classifier_plan(ZERO_2, UNEVEN), tmp_path / "texts", (1, 2, 6, 7))
     assert any("gradients" in measure.what for measure in claims[0].measures)
+
+
+def test_the_gradients_of_label_sets_are_those_of_plain_pytorch(certifier: Certifier, tmp_path: Path) -> None:
+    proven(classifier_plan(DDP, UNEVEN, sets=True), tmp_path / "sets", (1, 7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def classifier_plan(
 
 def classifier(arch: str = "bert", **changes: Any) -> PreTrainedModel:
     return filled(HuggingFaceSource(classifier_plan(arch, **changes)))
+
+
+def held(length: int, labels: Sequence[int], seed: int = 0) -> Sample:
+    """As `labelled`, with any number of labels."""
+    return replace(labelled(length, IGNORE, seed), held=tuple(labels))
 
 
 def labelled(length: int, label: int, seed: int = 0) -> Sample:

@@ -121,7 +121,7 @@ def test_a_label_that_is_held_out_only_is_refused(tmp_path: Path, bert: Path) ->
 
 
 def test_bad_labels_name_their_line(tmp_path: Path, bert: Path) -> None:
-    rows = [*records(3), {"text": "x"}, {"text": "x", "label": ["a", "b"]}, {"text": None, "label": "a"}]
+    rows = [*records(3), {"text": "x"}, {"text": "x", "label": {"a": 1}}, {"text": None, "label": "a"}]
     with pytest.raises(DataError) as caught:
         build_store(request_for(tmp_path, rows, bert))
     assert [problem.where for problem in caught.value.problems] == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
@@ -130,6 +130,55 @@ def test_bad_labels_name_their_line(tmp_path: Path, bert: Path) -> None:
     assert "'text' holds NoneType" in caught.value.problems[2].rule
     with pytest.raises(DataError, match="every text has the label 'sea': there is nothing to tell apart"):
         build_store(request_for(tmp_path, [row for row in records(9) if row["label"] == "sea"], bert))
+
+
+SETS = [["sea"], [], ["light", "land"], ["land", "sea", "light"], ["sea", "sea"]]
+
+
+def set_rows(count: int) -> list[dict[str, Any]]:
+    return [{"text": row["text"], "label": SETS[number % 5]} for number, row in enumerate(records(count))]
+
+
+def test_a_text_may_have_any_number_of_labels(tmp_path: Path, bert: Path) -> None:
+    store = build_store(request_for(tmp_path, set_rows(60), bert))
+    opened = TokenStore(store)
+    assert opened.has_sets
+    assert opened.manifest.labels == ("land", "light", "sea")
+    named = [[opened.manifest.labels[n] for n in opened.labels_of(number).tolist()] for number in range(60)]
+    assert named == [sorted(set(row["label"])) for row in set_rows(60)]
+    for split in ("train", "eval"):
+        windows = open_split(store, split, 64, True)
+        numbers = opened.documents(split).tolist()
+        found = sorted((windows[n].tokens.tolist(), windows[n].held) for n in range(len(windows)))
+        assert found == sorted((opened.document(n).tolist(), tuple(opened.labels_of(n).tolist())) for n in numbers)
+    facts = data_facts(store, 64, True)
+    assert facts.label_sets
+    trained = [row["label"] for row, held in zip(set_rows(60), np.load(store / "split.npy"), strict=True) if not held]
+    assert facts.label_counts == tuple(sum(name in labels for labels in trained) for name in facts.labels)
+
+
+def test_held_out_single_labels_beside_lists(tmp_path: Path, bert: Path) -> None:
+    write_jsonl(tmp_path / "held.jsonl", [{"text": "the sea", "label": "sea"}])
+    opened = TokenStore(
+        build_store(request_for(tmp_path, set_rows(20), bert, eval=SourceConfig(paths=("held.jsonl",))))
+    )
+    assert opened.labels_of(20).tolist() == [opened.manifest.labels.index("sea")]
+
+
+def test_bad_lists_of_labels_name_their_line(tmp_path: Path, bert: Path) -> None:
+    rows = [*set_rows(3), {"text": "x", "label": "sea"}, {"text": "x", "label": [["sea"]]}, {"text": "x"}]
+    with pytest.raises(DataError) as caught:
+        build_store(request_for(tmp_path, rows, bert))
+    assert [problem.where for problem in caught.value.problems] == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
+    assert "expected a list of labels, as in the records before it" in caught.value.problems[0].rule
+    rows = [*records(3), {"text": "x", "label": ["sea"]}]
+    with pytest.raises(DataError, match="holds a list, and the labels before it are one each"):
+        build_store(request_for(tmp_path, rows, bert))
+    with pytest.raises(DataError, match="no text has any label"):
+        build_store(request_for(tmp_path, [{"text": "x", "label": []} for _ in range(4)], bert))
+    write_jsonl(tmp_path / "held.jsonl", [{"text": "a star", "label": ["sea", "sky"]}])
+    with pytest.raises(DataError, match="the label 'sky' occurs in the held-out data only"):
+        build_store(request_for(tmp_path, set_rows(9), bert, eval=SourceConfig(paths=("held.jsonl",))))
 
 
 def test_estimates_count_records(tmp_path: Path, bert: Path) -> None:

@@ -162,7 +162,7 @@ def test_pairs_and_labels() -> None:
         read_pair({"prompt": ["a"], "response": "b"})
     assert read_label({"text": "a", "label": 3}, Keys()) == ("a", "3")
     assert read_label({"body": "a", "class": "x"}, Keys("body", "class")) == ("a", "x")
-    for label, said in ((None, "has no 'label'"), (True, "holds bool"), (["x"], "holds list"), (1.5, "holds float")):
+    for label, said in ((None, "has no 'label'"), (True, "holds bool"), (["x"], "holds a list"), (1.5, "holds float")):
         with pytest.raises(BadRecord, match=said):
             read_label({"text": "a", "label": label}, Keys())
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from fakes.classifiers import LABELS, classifier, classifier_config, classifier_plan, labelled
+from fakes.classifiers import LABELS, classifier, classifier_config, classifier_plan, held, labelled
 from fakes.models import SEQUENCE, gradients, largest_difference, window
 from headway.errors import ModelError
 from headway.facts.labels import has_labels, label_count, with_labels
 from headway.facts.shape import probe_shape, shape_of
 from headway.model.huggingface import HuggingFaceSource
-from headway.task.classification import Classification
+from headway.task.classification import Classification, LabelSets, classification
 from headway.task.metrics import macro_f1
 from headway.task.seam import Totals
 
@@ -96,6 +96,65 @@ def test_single_labels_are_counted_in_evaluation_only() -> None:
     assert [name for name, term in task.terms.items() if term.weight] == ["loss"]
 
 
+# Any number of labels a text
+
+HELD = ((0,), (), (1, 2), (0, 1, 2), (2,), (0, 2), ())
+
+
+def set_task(weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Classification:
+    plan = classifier_plan(task={"kind": "classification", "options": {**OPTIONS, "weights": list(weights)}})
+    task = classification(plan)
+    assert isinstance(task, LabelSets)
+    return task
+
+
+OPTIONS = {"labels": list(LABELS), "sets": True}
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 3.0, 0.5)])
+def test_the_loss_of_label_sets_is_transformers_own(weights: tuple[float, ...] | None) -> None:
+    task, model = set_task(weights or (1.0, 1.0, 1.0)), classifier()
+    model.config.problem_type = "multi_label_classification"
+    samples = [held(3 + 4 * number, labels, number) for number, labels in enumerate(HELD)]
+    batch = task.collate([*samples, FILLER], SEQUENCE)
+    terms = task.loss(model.train(), batch)
+    (terms["loss"] / batch.counts["loss"]).backward()
+    mine = gradients(model)
+    total = torch.zeros(())
+    for sample in samples:
+        truth = torch.zeros(1, 3)
+        truth[0, list(sample.held or ())] = 1
+        output = model(input_ids=torch.from_numpy(sample.tokens)[None].long(), labels=truth)
+        if weights:
+            judge = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))
+            total = total + judge(output.logits, truth) / len(samples)
+        else:
+            total = total + output.loss / len(samples)
+    total.backward()
+    assert (terms["loss"] / batch.counts["loss"]).item() == pytest.approx(total.item(), rel=1e-5)
+    assert largest_difference(mine, gradients(model)) < 2e-5
+
+
+@torch.no_grad()
+def test_figures_of_label_sets_are_those_of_counting() -> None:
+    task, model = set_task(), classifier()
+    samples = [held(3 + number % 11, HELD[number % 7], number) for number in range(23)]
+    totals = Totals()
+    model.eval()
+    for first in range(0, 24, 4):
+        batch = task.collate([*samples[first : first + 4], FILLER], SEQUENCE)
+        for name, value in task.loss(model, batch).items():
+            totals.sums[name] = totals.sums.get(name, 0.0) + float(value)
+            totals.counts[name] = totals.counts.get(name, 0.0) + batch.counts[name]
+    guesses = np.array([(model(torch.from_numpy(s.tokens)[None].long()).logits[0] > 0).tolist() for s in samples])
+    truth = np.array([[number in (s.held or ()) for number in range(3)] for s in samples])
+    hits, named = (guesses & truth).sum(0), guesses.sum(0) + truth.sum(0)
+    figures = task.metrics(totals)
+    assert figures["accuracy"] == pytest.approx((guesses == truth).all(1).mean())
+    assert figures["micro_f1"] == pytest.approx(2 * hits.sum() / named.sum())
+    assert figures["macro_f1"] == pytest.approx((2 * hits[named > 0] / named[named > 0]).mean())
+
+
 # The model under it
 
 
@@ -110,6 +169,8 @@ def test_labels_in_a_config() -> None:
     assert not has_labels(config, LABELS[::-1])
     assert not has_labels({}, LABELS)
     assert label_count({}) == 2
+    assert config["problem_type"] == "single_label_classification"
+    assert with_labels({}, LABELS, 0, sets=True)["problem_type"] == "multi_label_classification"
 
 
 @pytest.mark.parametrize("arch", ["bert", *DECODERS])

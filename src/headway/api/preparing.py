@@ -137,7 +137,8 @@ def _with_labels(origin: ModelOrigin, config: dict[str, Any], data: DataFacts) -
         return with_labels(config, SOME_LABELS, 0), origin.path is not None
     vocabulary = read_vocabulary(Path(data.tokenizer))
     pad = vocabulary.end if vocabulary.pad is None else vocabulary.pad
-    return with_labels(config, data.labels, pad), origin.path is not None and not has_labels(config, data.labels)
+    changed = with_labels(config, data.labels, pad, sets=data.label_sets)
+    return changed, origin.path is not None and not has_labels(config, data.labels)
 
 
 def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[str, Any]:

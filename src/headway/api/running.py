@@ -125,7 +125,10 @@ def sample_text(plan: Plan) -> str:
     samples = open_split(Path(plan.data.store), "train", plan.data.sequence, plan.data.packing)
     sample = samples[0]
     text = excerpt(decode_sample(sample, Path(plan.data.tokenizer)), _SAMPLE_CHARACTERS)
-    return f"{text}\nlabel: {plan.facts.labels[sample.label]}" if plan.facts.labels else text
+    if not plan.facts.labels:
+        return text
+    held = [sample.label] if sample.held is None else sample.held
+    return f"{text}\nlabel: {', '.join(plan.facts.labels[number] for number in held) or '(none)'}"
 
 
 def render(plan: Plan, run: RunDir) -> str:

@@ -55,6 +55,7 @@ def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
     documents: list[np.ndarray] = []
     learnt: list[np.ndarray] = []
     classes: list[int] = []
+    held: list[list[int]] = []
     numbers = store.documents("train").tolist()
     room, start, ended = windows * SEQUENCE, 0, False
     while not ended and room > 0:
@@ -69,7 +70,9 @@ def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
             documents.append(piece)
             if kind == "chat":
                 learnt.append(store.learnt(number)[part])
-            if store.labels is not None:
+            if store.has_sets:
+                held.append(store.labels_of(number).tolist())
+            elif store.labels is not None:
                 classes.append(int(store.labels[number]))
             room -= SEQUENCE if kind == "labelled" else len(piece)
             if room <= 0:
@@ -79,7 +82,7 @@ def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
     if kind == "chat":
         cut = f"{min(_CHATS)} to {max(_CHATS)} tokens of each around what is learnt"
     said = f"{len(documents)} pieces of documents of the data, {cut}, ids folded into {vocab}"
-    return Material(documents, learnt, classes, store.manifest.labels), said
+    return Material(documents, learnt, classes, store.manifest.labels, held), said
 
 
 def _part_of_chat(learnt: np.ndarray, number: int) -> slice:
@@ -103,5 +106,10 @@ def _made(plan: Plan, windows: int, vocab: int) -> Material:
         return Material(documents, [(np.arange(len(d)) >= len(d) // 2).astype("u1") for d in documents])
     if task.kind == "classification":
         labels = tuple(task.options["labels"])
+        if task.options.get("sets"):
+            held = [
+                [label for label in range(len(labels)) if (number >> label) & 1] for number in range(len(documents))
+            ]
+            return Material(documents, (), (), labels, held)
         return Material(documents, (), [number % len(labels) for number in range(len(documents))], labels)
     return Material(documents)

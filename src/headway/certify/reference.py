@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,10 @@ def row_names(batch: Batch, filler: str = "") -> list[str]:
     `filler`: the name that a filler's row gets, so that it is '' too.
     """
     inputs = {name: tensor.numpy() for name, tensor in batch.inputs.items()}
-    if {"input_ids", "labels", "attention_mask"} <= inputs.keys() and inputs["labels"].ndim == 1:
-        rows = zip(inputs["input_ids"], inputs["attention_mask"].sum(1).tolist(), inputs["labels"], strict=True)
-        return [text_name(row[:length], int(label)) for row, length, label in rows]
+    labels = inputs.get("labels", np.empty((0, 0), dtype=np.int64))
+    if {"input_ids", "attention_mask"} <= inputs.keys() and (labels.ndim == 1 or labels.dtype.kind == "f"):
+        rows = zip(inputs["input_ids"], inputs["attention_mask"].sum(1).tolist(), labels, strict=True)
+        return [text_name(row[:length], _numbers(label)) for row, length, label in rows]
     if {"input_ids", "labels"} <= inputs.keys():
         pairs = zip(inputs["input_ids"], inputs["labels"], strict=True)
         return [sample_name(row, labels) for row, labels in pairs]
@@ -82,14 +83,23 @@ def filler_name(task: Task, sequence: int) -> str:
     return row_names(task.collate([Sample(-1, empty, empty, empty, empty)], sequence))[0]
 
 
-def text_name(tokens: np.ndarray, label: int) -> str:
-    """A short hash of a labelled text: its tokens and its class; '' where it has none."""
-    content = np.append(tokens, label).astype("<i8")
-    return "" if label == IGNORE else hashlib.sha256(content.tobytes()).hexdigest()[:16]
+def text_name(tokens: np.ndarray, labels: Sequence[int] | None) -> str:
+    """A short hash of a labelled text: its tokens and the numbers of its labels; '' for a filler, which has None."""
+    content = np.concatenate([tokens, [IGNORE], labels or []]).astype("<i8")
+    return "" if labels is None else hashlib.sha256(content.tobytes()).hexdigest()[:16]
+
+
+def _numbers(row: np.ndarray) -> Sequence[int] | None:
+    """The labels of a row of a batch: its class, or of a row of yes and no, those of yes."""
+    found = row.tolist() if row.ndim else [int(row)]
+    if found[0] == IGNORE:
+        return None
+    return np.flatnonzero(row == 1).tolist() if row.ndim else found
 
 
 def _name_of(window: Sample) -> str:
-    return sample_name(window.tokens, window.labels) or text_name(window.tokens, window.label)
+    held = window.held if window.held is not None else (window.label,)
+    return sample_name(window.tokens, window.labels) or text_name(window.tokens, held)
 
 
 def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
@@ -150,10 +160,22 @@ def _next_tokens(model: nn.Module, windows: list[Sample]) -> Iterator[torch.Tens
 def _classes(model: nn.Module, windows: list[Sample], plan: Plan) -> Iterator[torch.Tensor]:
     """Each text's share of the mean over all texts of the step, by their labels' weights; no padding."""
     weights: list[float] = plan.task.options["weights"]
+    if plan.task.options.get("sets"):
+        yield from _yes_or_no(model, windows, torch.tensor(weights))
+        return
     total = sum(weights[window.label] for window in windows)
     for window in windows:
         logits = model(input_ids=torch.from_numpy(window.tokens)[None].long()).logits[0].float()
         yield -logits.log_softmax(0)[window.label] * weights[window.label] / total
+
+
+def _yes_or_no(model: nn.Module, windows: list[Sample], weights: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Each text's share of the mean over all texts and labels; a yes by its label's weight."""
+    for window in windows:
+        logits = model(input_ids=torch.from_numpy(window.tokens)[None].long()).logits[0].float()
+        truth = torch.tensor([float(number in (window.held or ())) for number in range(len(weights))])
+        losses = -weights * truth * F.logsigmoid(logits) - (1 - truth) * F.logsigmoid(-logits)
+        yield losses.sum() / (len(windows) * len(weights))
 
 
 class _OwnTask:

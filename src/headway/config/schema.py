@@ -104,7 +104,7 @@ class SourceConfig(Section):
     paths: Texts = Field(
         default=(), description="Files, folders and globs, relative to the run file.", examples=["corpus/**/*.txt"]
     )
-    shape: Literal["auto", "text", "messages", "prompt-response", "text-label"] = Field(
+    shape: Literal["auto", "text", "messages", "prompt-response", "text-label", "text-labels"] = Field(
         default="auto", description="What a record holds; auto: read off the first records, and shown."
     )
     text_key: str = Field(default="text", description="Field or column of the text in jsonl, csv and parquet files.")

@@ -7,7 +7,9 @@
     source.npy           uint16 [documents]: which source it came from
     split.npy            uint8 [documents]: 0 train, 1 held out
     mask-NNNNN.bin       chats: uint8 beside each token of the file of that number, 1 where it is learnt
-    label.npy            labelled texts: int32 [documents], a place in the manifest's labels
+    label.npy            labelled texts: int32 [documents], a place in the manifest's labels; or, of texts with any
+                         number of labels, the number of a set: of label_members.npy, what lies between the ends
+                         of the set before it and its own in label_ends.npy
     index-*.npy          windows, made when first asked for (headway.data.packing)
 
 A document is [begin] tokens [end], or a chat as its template renders it.
@@ -54,6 +56,9 @@ class TokenStore:
         # Beside each token file, 1 where a token is learnt; [] where all are.
         self.masks = [self._map_bare(file, "u1") for file in self.manifest.masks]
         self.labels = self._map("label") if "label" in self.manifest.arrays else None
+        self.has_sets = "label_members" in self.manifest.arrays
+        self._members = self._map("label_members") if self.has_sets else np.empty(0, dtype=np.int32)
+        self._ends = self._map("label_ends") if self.has_sets else np.empty(0, dtype=np.int64)
 
     def _files(self) -> list[ArrayFile]:
         return [*self.manifest.tokens, *self.manifest.masks, *self.manifest.arrays.values()]
@@ -74,6 +79,13 @@ class TokenStore:
         first, end = int(self.offsets[number]), int(self.offsets[number + 1])
         shard = int(np.searchsorted(self.starts, first, side="right")) - 1
         return self.shards[shard][first - self.starts[shard] : end - self.starts[shard]]
+
+    def labels_of(self, number: int) -> np.ndarray:
+        """int32: the labels of a document of a store with sets of labels."""
+        if self.labels is None:
+            return self._members[:0]
+        which = int(self.labels[number])
+        return self._members[int(self._ends[which - 1]) if which else 0 : int(self._ends[which])]
 
     def learnt(self, number: int) -> np.ndarray:
         """uint8, 1 where a token of the document is learnt."""

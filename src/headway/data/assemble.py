@@ -18,6 +18,7 @@ from headway.data.holdout import held_out
 from headway.data.labels import Labels
 from headway.data.manifest import FORMAT, MANIFEST, TEXT_FORMAT, content_hash
 from headway.data.reading import Reading
+from headway.data.shapes import SETS
 from headway.data.work import SHOWN_PLACES, TaskResult, WorkSpec, task_file
 from headway.errors import DataError, Problem
 
@@ -79,7 +80,9 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
         "split": done.is_eval.astype("u1"),
     }
     if Reading(**spec.reading).kind == "labelled":
-        arrays["label"] = done.labels.settle(done.documents["label"], done.is_eval)
+        several = any(source["shape"] == SETS for _, source in spec.sources)
+        settle = done.labels.settle_sets if several else done.labels.settle
+        arrays |= settle(done.documents["label"], done.is_eval)
     done.arrays = {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
     return done
 

@@ -58,6 +58,7 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
         layout=train.how(manifest.kind),
         labels=manifest.labels,
         label_counts=_label_counts(opened),
+        label_sets=opened.has_sets,
         notes=manifest.shapes,
         lost=_loss_notes(opened, sequence, packing),
     )
@@ -66,7 +67,10 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
 def _label_counts(store: TokenStore) -> tuple[int, ...]:
     if store.labels is None:
         return ()
-    trained = store.labels[store.documents("train")]
+    numbers = store.documents("train")
+    trained = store.labels[numbers]
+    if store.has_sets:
+        trained = np.concatenate([store.labels_of(number) for number in numbers.tolist()])
     return tuple(np.bincount(trained, minlength=len(store.manifest.labels)).tolist())
 
 

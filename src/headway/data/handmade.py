@@ -18,13 +18,15 @@ class Material:
     """What a store is made of.
 
     documents: token ids, each with its begin and end tokens, below 65,536. learnt: of chats, uint8 beside each
-    document, 1 where a token is learnt. classes: of labelled texts, each document's number among `labels`.
+    document, 1 where a token is learnt. classes: of labelled texts, each document's number among `labels`; or, of texts
+    with any number of labels, `held`: the numbers of each.
     """
 
     documents: Sequence[np.ndarray]
     learnt: Sequence[np.ndarray] = ()
     classes: Sequence[int] = ()
     labels: tuple[str, ...] = ()
+    held: Sequence[Sequence[int]] = ()
 
     @property
     def kind(self) -> Kind:
@@ -52,7 +54,10 @@ def write_store(folder: Path, material: Material, tokenizer: TokenizerRecord, *,
     if kind == "chat":
         manifest["masks"] = [save_array(folder / "mask-00000.bin", np.concatenate(list(material.learnt)), bare=True)]
     if kind == "labelled":
-        arrays["label"] = np.array(material.classes, dtype="<i4")
+        arrays["label"] = np.array(material.classes or range(len(documents)), dtype="<i4")
+        if material.held:
+            arrays["label_members"] = np.array([number for part in material.held for number in part], dtype="<i4")
+            arrays["label_ends"] = np.cumsum([len(part) for part in material.held], dtype="<i8")
         manifest["labels"] = list(material.labels)
     if kind != "text":
         manifest = {"kind": kind, "masks": [], "labels": [], **manifest}

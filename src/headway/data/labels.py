@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -26,28 +27,60 @@ class Labels:
         known = np.array([*(order[name] for name in places), -1], dtype=np.int32)
         return known[numbers]
 
-    def settle(self, numbers: np.ndarray, is_eval: np.ndarray) -> np.ndarray:
-        """int32: the numbers by sorted names, whole numbers in their own order; sets `names`.
+    def settle(self, numbers: np.ndarray, is_eval: np.ndarray) -> dict[str, np.ndarray]:
+        """{"label": int32}: the numbers by sorted names, whole numbers in their own order; sets `names`.
 
         Raises:
             DataError: a label occurs in held-out data only, or there is one label alone.
         """
         before = list(self._places)
         trained = set(np.unique(numbers[~is_eval]).tolist())
-        unknown = [name for number, name in enumerate(before) if number not in trained]
-        if unknown:
-            raise DataError(problems=[self._unknown(name) for name in unknown[:_SHOWN]], fix=_more(unknown))
+        self._require_trained(self._places, {before[number] for number in trained})
         if len(before) < 2:
             rule = f"every text has the label {before[0]!r}: there is nothing to tell apart"
             raise DataError(problems=[Problem("data.train", rule, fix="check data.train.label_key")])
-        self.names = tuple(_in_order(before))
-        place = {name: number for number, name in enumerate(self.names)}
-        return np.array([place[name] for name in before], dtype="<i4")[numbers]
+        place = self._order(before)
+        return {"label": np.array([place[name] for name in before], dtype="<i4")[numbers]}
 
-    def _unknown(self, name: str) -> Problem:
-        rule = f"the label {name!r} occurs in the held-out data only: no model could give it"
-        fix = "train on texts with that label too, or take these out"
-        return Problem("data.eval", rule, where=self._places[name], fix=fix)
+    def settle_sets(self, numbers: np.ndarray, is_eval: np.ndarray) -> dict[str, np.ndarray]:
+        """As `settle`, of sets of labels, which are what has been joined.
+
+        label: int32 [documents], the number of its set. label_members: int32, the labels of all sets, one set after the
+        other. label_ends: int64 [sets], where each ends.
+
+        Raises:
+            DataError: a label occurs in held-out data only, or no text has any.
+        """
+        sets: list[list[str]] = [json.loads(name) for name in self._places]
+        places = {name: where for where, names in zip(self._places.values(), sets, strict=True) for name in names}
+        trained = set(np.unique(numbers[~is_eval]).tolist())
+        self._require_trained(places, {name for number in trained for name in sets[number]})
+        if not places:
+            rule = "no text has any label: there is nothing to learn"
+            raise DataError(problems=[Problem("data.train", rule, fix="check data.train.label_key")])
+        place = self._order(places)
+        members = [sorted(place[name] for name in names) for names in sets]
+        return {
+            "label": numbers.astype("<i4"),
+            "label_members": np.array([number for part in members for number in part], dtype="<i4"),
+            "label_ends": np.cumsum([len(part) for part in members], dtype="<i8"),
+        }
+
+    def _order(self, names: Iterable[str]) -> dict[str, int]:
+        self.names = tuple(_in_order(list(names)))
+        return {name: number for number, name in enumerate(self.names)}
+
+    def _require_trained(self, places: Mapping[str, str], trained: set[str]) -> None:
+        unknown = [name for name in places if name not in trained]
+        if unknown:
+            problems = [_unknown(name, places[name]) for name in unknown[:_SHOWN]]
+            raise DataError(problems=problems, fix=_more(unknown))
+
+
+def _unknown(name: str, where: str) -> Problem:
+    rule = f"the label {name!r} occurs in the held-out data only: no model could give it"
+    fix = "train on texts with that label too, or take these out"
+    return Problem("data.eval", rule, where=where, fix=fix)
 
 
 def _more(unknown: list[str]) -> str:

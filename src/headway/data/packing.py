@@ -104,6 +104,9 @@ class Windows:
         last = self.store.document(number)[-1]
         if last == self._closing:
             tokens[-1] = last
+        if self.store.has_sets:
+            held = tuple(self.store.labels_of(number).tolist())
+            return Sample(index, tokens, labels, positions, documents, held=held)
         return Sample(index, tokens, labels, positions, documents, int(self._classes[number]))
 
 

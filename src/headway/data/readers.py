@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.data.holdout import encode_text
 from headway.data.reading import LossOn, Reading
 from headway.data.seam import Document
-from headway.data.shapes import BadRecord, Keys, is_pair, pair_as_chat, read_chat, read_label, read_pair
+from headway.data.shapes import (
+    PAIR,
+    SETS,
+    BadRecord,
+    Keys,
+    is_pair,
+    pair_as_chat,
+    read_chat,
+    read_label,
+    read_labels,
+    read_pair,
+)
 from headway.data.templates import ChatTemplate, Rendered, Spans, read_template
 from headway.errors import ModelError, Problem
 
@@ -27,7 +39,8 @@ class Prepared:
 
     text: without lone surrogates. hashed: what decides whether it is held out. counted: what its targets stand for, for
     bits per byte. spans: of characters that are learnt; None: all. framed: between a begin and an end token.
-    label: the name of its class. remarks: what to count in the report.
+    label: the name of its class; of a text with any number of labels, their names as a JSON list.
+    remarks: what to count in the report.
     """
 
     text: str
@@ -59,14 +72,27 @@ class TextReader:
 
 
 class LabelReader:
-    """A text and the name of its class."""
+    """A text and the name of its class; `several`: texts of any number of labels."""
+
+    def __init__(self, *, several: bool):
+        self.several = several
 
     def read(self, document: Document, keys: Keys) -> Prepared | None:
-        text, label = read_label(document.record or {}, keys)
+        record = document.record or {}
+        if self.several:
+            # A source of single labels may stand beside one of lists, as held-out data say.
+            text, names = read_labels(record, keys) if keys.shape == SETS else _alone(*read_label(record, keys))
+            label = json.dumps(names)
+        else:
+            text, label = read_label(record, keys)
         if not text.strip():
             return None
         raw, repaired = encode_text(text)
         return Prepared(raw.decode("utf-8"), raw, raw, label=label, repaired=repaired > 0)
+
+
+def _alone(text: str, label: str) -> tuple[str, tuple[str, ...]]:
+    return text, (label,)
 
 
 class ChatReader:
@@ -132,17 +158,17 @@ def template_of(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return read_template(folder, [str(token.content) for token in added if token.special])
 
 
-def reader_for(reading: Reading, folder: Path, tokenizer: Tokenizer, *, pairs_only: bool) -> Reader:
+def reader_for(reading: Reading, folder: Path, tokenizer: Tokenizer, shapes: Collection[str]) -> Reader:
     """The reader of a store. Raises ModelError for chats without a template.
 
-    folder: the tokenizer's. pairs_only: whether every source holds prompts with responses, which need no template.
+    folder: the tokenizer's. shapes: of all sources. Prompts with responses need no template.
     """
     if reading.kind == "labelled":
-        return LabelReader()
+        return LabelReader(several=SETS in shapes)
     if reading.kind == "text":
         return TextReader()
     template = template_of(folder, tokenizer)
-    if template is None and not pairs_only:
+    if template is None and set(shapes) != {PAIR}:
         rule = f"the tokenizer in {folder} has no chat template, and the data holds chats"
         fix = "take the tokenizer of the model's chat variant, or put a chat_template.jinja into the folder"
         raise ModelError(problems=[Problem("model.tokenizer", rule, fix=fix)])

@@ -101,6 +101,7 @@ class Sample:
     positions: int32 [n], restarting at 0 with each document
     documents: int32 [n], number of the document within the window; attention stays inside a number
     label:     of a labelled text, the number of its class; else IGNORE
+    held:      of a text with any number of labels, their numbers in order; else None
     A filler has n = 0: it is counted as nothing.
     """
 
@@ -110,6 +111,7 @@ class Sample:
     positions: np.ndarray
     documents: np.ndarray
     label: int = IGNORE
+    held: tuple[int, ...] | None = None
 
 
 class SampleSource(Protocol):

@@ -11,9 +11,9 @@ from headway.config.schema import SourceConfig
 from headway.data.seam import Skip
 from headway.errors import DataError, Problem
 
-TEXT, MESSAGES, PAIR, LABELLED = "text", "messages", "prompt-response", "text-label"
+TEXT, MESSAGES, PAIR, LABELLED, SETS = "text", "messages", "prompt-response", "text-label", "text-labels"
 # What each task learns from, the preferred shape first. A user's own task takes text unless data.train.shape says more.
-TASK_SHAPES = {"instruction": (MESSAGES, PAIR), "classification": (LABELLED,)}
+TASK_SHAPES = {"instruction": (MESSAGES, PAIR), "classification": (LABELLED, SETS)}
 ANY_SHAPE = (TEXT, MESSAGES, PAIR)
 LOOKED_AT = 32  # records of a source that its shape is read off
 
@@ -27,8 +27,10 @@ _WORDS = {
     MESSAGES: 'chats, such as {{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", ...}}]}}',
     PAIR: 'pairs, such as {{"prompt": "...", "response": "..."}}',
     LABELLED: 'labelled texts, such as {{"{text}": "...", "{label}": "..."}}',
+    SETS: 'texts with any number of labels, such as {{"{text}": "...", "{label}": ["...", "..."]}}',
 }
-_TASK_OF = {TEXT: "causal_lm", MESSAGES: "instruction", PAIR: "instruction", LABELLED: "classification"}
+_TASK_OF = {TEXT: "causal_lm", MESSAGES: "instruction", PAIR: "instruction"}
+_TASK_OF |= {LABELLED: "classification", SETS: "classification"}
 
 Record = Mapping[str, Any]
 
@@ -88,7 +90,7 @@ def fitting(record: Record, keys: Keys) -> set[str]:
     if keys.text in record:
         found.add(TEXT)
         if keys.label in record:
-            found.add(LABELLED)
+            found.add(SETS if isinstance(record[keys.label], list | tuple) else LABELLED)
     if any(isinstance(record.get(name), list | tuple) for name in _CHATS):
         found.add(MESSAGES)
     if "prompt" in record and any(name in record for name in _RESPONSES):
@@ -103,6 +105,7 @@ def columns(shape: str, keys: Keys) -> tuple[str, ...]:
         MESSAGES: (*_CHATS, _TOOLS),
         PAIR: ("prompt", *_RESPONSES, _TOOLS),
         LABELLED: (keys.text, keys.label),
+        SETS: (keys.text, keys.label),
     }[shape]
 
 
@@ -248,18 +251,45 @@ def pair_as_chat(record: Record) -> Chat:
 
 def read_label(record: Record, keys: Keys) -> tuple[str, str]:
     """(text, name of its label). A whole number is the name that it is written as. Raises BadRecord."""
-    text, label = record.get(keys.text), record.get(keys.label)
+    text, label = _labelled_text(record, keys), record.get(keys.label)
+    if label is None or label == "":
+        raise _without_label(record, keys)
+    if isinstance(label, list | tuple):
+        rule = f"{keys.label!r} holds a list, and the labels before it are one each"
+        raise BadRecord("bad label", rule, f"{keys.source}.shape: {SETS} reads lists: [] is no label, [one] is one")
+    return text, _label_name(label, keys)
+
+
+def read_labels(record: Record, keys: Keys) -> tuple[str, tuple[str, ...]]:
+    """(text, names of its labels, sorted, each once). Raises BadRecord."""
+    text, labels = _labelled_text(record, keys), record.get(keys.label)
+    if keys.label not in record:
+        raise _without_label(record, keys)
+    if not isinstance(labels, list | tuple):
+        rule = f"{keys.label!r} holds {_kind(labels)}: expected a list of labels, as in the records before it"
+        raise BadRecord("bad label", rule, "write [] for no label, [one] for one")
+    return text, tuple(sorted({_label_name(label, keys) for label in cast("list[object]", labels)}))
+
+
+def _labelled_text(record: Record, keys: Keys) -> str:
+    text = record.get(keys.text)
     if not isinstance(text, str):
         rule = f"has no {keys.text!r}; its keys: {_named(record)}"
         rule = f"{keys.text!r} holds {_kind(text)}, not text" if keys.text in record else rule
         raise BadRecord("no text", rule, f"name the text's key with {keys.source}.text_key")
-    if label is None or label == "":
-        rule = f"has no {keys.label!r}; its keys: {_named(record)}"
-        raise BadRecord("no label", rule, f"name the label's key with {keys.source}.label_key")
-    if isinstance(label, bool) or not isinstance(label, str | int):
+    return text
+
+
+def _without_label(record: Record, keys: Keys) -> BadRecord:
+    rule = f"has no {keys.label!r}; its keys: {_named(record)}"
+    return BadRecord("no label", rule, f"name the label's key with {keys.source}.label_key")
+
+
+def _label_name(label: object, keys: Keys) -> str:
+    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
         rule = f"{keys.label!r} holds {_kind(label)}: a label is one text or one whole number"
         raise BadRecord("bad label", rule)
-    return text, str(label)
+    return str(label)
 
 
 def _words(shape: str) -> str:

@@ -18,7 +18,7 @@ from headway.data.holdout import document_hash, threshold
 from headway.data.readers import ChatReader, LabelReader, Prepared, reader_for
 from headway.data.reading import Reading
 from headway.data.seam import DataSource, Document, ProgressReporter, Skip
-from headway.data.shapes import PAIR, BadRecord, Keys
+from headway.data.shapes import BadRecord, Keys
 from headway.data.sources import open_source
 from headway.data.vocabulary import load_tokenizer
 from headway.errors import Problem
@@ -127,8 +127,8 @@ class Workshop:
         self.keys = [Keys.of(config, key) for key, config in configs]
         self.skips_errors = [config.options.get("on_error") == "skip" for _, config in configs]
         self.tokenizer = load_tokenizer(folder)
-        pairs_only = all(config.shape == PAIR for _, config in configs)
-        self.reader = reader_for(Reading(**spec.reading), folder, self.tokenizer, pairs_only=pairs_only)
+        shapes = [config.shape for _, config in configs]
+        self.reader = reader_for(Reading(**spec.reading), folder, self.tokenizer, shapes)
         # A document that spells out a special token, as text about tokenizers does, means its letters; a template
         # means the token. Set here, before other threads use the tokenizer.
         self.tokenizer.encode_special_tokens = not self.is_templated

@@ -65,8 +65,12 @@ def _classify(model: Any, tokenizer: Any, text: str) -> str:
     """The likeliest labels, a line each, with their probabilities."""
     room = getattr(model.config, "max_position_embeddings", None)
     inputs = tokenizer(text, return_tensors="pt", truncation=room is not None, max_length=room)
-    shares = model.eval()(**inputs).logits[0].float().softmax(0)
-    best = shares.topk(min(_LABELS_SHOWN, len(shares)))
+    logits = model.eval()(**inputs).logits[0].float()
+    several = model.config.problem_type == "multi_label_classification"
+    shares = logits.sigmoid() if several else logits.softmax(0)
+    # Of labels that are each a yes or a no, all that are likelier than not, at least the likeliest few.
+    shown = max(_LABELS_SHOWN, int((shares > 0.5).sum())) if several else _LABELS_SHOWN
+    best = shares.topk(min(shown, len(shares)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return "\n".join(f"{model.config.id2label[number]} ({share:.2f})" for number, share in pairs)
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def with_labels(config: dict[str, Any], labels: Sequence[str], pad: int) -> dict[str, Any]:
+def with_labels(config: dict[str, Any], labels: Sequence[str], pad: int, *, sets: bool = False) -> dict[str, Any]:
     """The config with these labels in this order.
 
-    pad: of the tokenizer, where the config names none: a decoder finds by it where a text ends.
+    pad: of the tokenizer, where the config names none: a decoder finds by it where a text ends. sets: a text has any
+    number of labels.
     """
     changed = {key: value for key, value in config.items() if key != "num_labels"}
     changed |= {
         "id2label": {str(number): name for number, name in enumerate(labels)},
         "label2id": {name: number for number, name in enumerate(labels)},
-        "problem_type": "single_label_classification",
+        "problem_type": "multi_label_classification" if sets else "single_label_classification",
     }
     return changed if changed.get("pad_token_id") is not None else changed | {"pad_token_id": pad}
 

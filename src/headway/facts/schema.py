@@ -83,5 +83,6 @@ class DataFacts(Facts):
     layout: Literal["packed", "single", "best_fit"] = "packed"
     labels: tuple[str, ...] = ()  # classification: the names, in the order of their numbers
     label_counts: tuple[int, ...] = ()  # training texts of each
+    label_sets: bool = False  # a text has any number of them
     notes: tuple[str, ...] = ()  # what the records were read as
     lost: tuple[str, ...] = ()  # what is cut off or left out at this sequence length

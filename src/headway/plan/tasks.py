@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Any
 
 from headway.config.schema import TaskConfig
 from headway.facts.schema import DataFacts
@@ -25,16 +26,26 @@ def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
         return TaskPlan(kind=task.kind, options={"loss_on": learnt})
     if task.kind == "classification":
         labels = data.labels or SOME_LABELS
-        return TaskPlan(kind=task.kind, options={"labels": list(labels), "weights": _weights(task, data, ledger)})
+        options: dict[str, Any] = {"labels": list(labels), "weights": _weights(task, data, ledger)}
+        if data.label_sets:
+            ledger.because("task.options.sets", "the data gives each text a list of labels: each is a yes or a no")
+            options["sets"] = True
+        return TaskPlan(kind=task.kind, options=options)
     return TaskPlan(kind=task.kind, options=task.options)
 
 
 def _weights(task: TaskConfig, data: DataFacts, ledger: Ledger) -> list[float]:
-    """One weight a label. balanced: texts / (labels x texts of the label), so that every label weighs the same."""
+    """One weight a label. balanced: texts / (labels x texts of the label), so that every label weighs the same.
+
+    Where a text has any number of labels, the weight is that of its yes; balanced: texts without it / texts with it.
+    """
     asked, labels = task.class_weights, data.labels or SOME_LABELS
     if asked is None or data.estimated:
         return [1.0] * len(labels)
     if asked == "balanced":
+        if data.label_sets:
+            ledger.because("task.options.weights", "balanced: texts without the label / texts with it")
+            return [(data.documents - count) / count for count in data.label_counts]
         ledger.because("task.options.weights", "balanced: texts / (labels x texts of the label)")
         total = sum(data.label_counts)
         return [total / (len(labels) * count) for count in data.label_counts]

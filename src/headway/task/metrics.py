@@ -19,6 +19,12 @@ def perplexity(mean_nats: float) -> float:
     return math.exp(mean_nats) if mean_nats < 709 else math.inf
 
 
+def micro_f1(hits: Sequence[float], guesses: Sequence[float], texts: Sequence[float]) -> float:
+    """2 hits / (guesses + texts) over all labels together; nan where nothing was guessed or true."""
+    total = sum(guesses) + sum(texts)
+    return 2 * sum(hits) / total if total else math.nan
+
+
 def macro_f1(hits: Sequence[float], guesses: Sequence[float], texts: Sequence[float]) -> float:
     """Mean of 2 hits / (guesses + texts) over the labels that were guessed or true; nan where none was."""
     scores = [2 * h / (g + t) for h, g, t in zip(hits, guesses, texts, strict=True) if g + t > 0]
