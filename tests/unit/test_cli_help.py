@@ -21,7 +21,7 @@ def test_the_page_lists_every_verb_in_its_group(capsys: pytest.CaptureFixture[st
         for verb in VERBS:
             assert f"  {verb.name} " in (lower if verb.more else upper)
     assert {verb.name for verb in VERBS if not verb.more} == {
-        *("init", "plan", "train", "resume", "show", "export", "certify")
+        *("init", "plan", "train", "resume", "show", "export", "certify", "doctor")
     }
     assert {verb.name for verb in VERBS if verb.more} == {"stop", "generate", "data build"}
 

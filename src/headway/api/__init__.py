@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headway.api.preparing import Planned
     from headway.certify.schema import Certificate
+    from headway.check.report import Report
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
     from headway.plan.schema import Plan
@@ -38,6 +39,13 @@ def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReport
 
     loaded = preparing.load(path, overrides)
     return Path(preparing.prepare_data(loaded, report or Silent(), describe_store).store)
+
+
+def doctor_scripts(paths: Sequence[Path]) -> Report:
+    """What is wrong in training scripts, launch scripts and Dockerfiles, read as syntax. Raises UserError."""
+    from headway.check.scripts.read import read_scripts
+
+    return read_scripts(list(paths))
 
 
 def train(

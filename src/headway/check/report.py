@@ -13,28 +13,32 @@ Level = Literal["red", "yellow", "green"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check's finding. red stops the run, yellow is said, green is fine. `fix`: what to type or write."""
+    """One check's finding. red stops the run, yellow is said, green is fine. `fix`: what to type or write.
+
+    `evidence`: what it was seen in, where the finding does not say so itself: a file and line, a figure, a message.
+    """
 
     name: str
     level: Level
     finding: str
     fix: str = ""
+    evidence: str = ""
 
     @property
     def ok(self) -> bool:
         return self.level != "red"
 
 
-def green(name: str, finding: str) -> Verdict:
-    return Verdict(name, "green", finding)
+def green(name: str, finding: str, *, evidence: str = "") -> Verdict:
+    return Verdict(name, "green", finding, evidence=evidence)
 
 
-def yellow(name: str, finding: str, fix: str = "") -> Verdict:
-    return Verdict(name, "yellow", finding, fix)
+def yellow(name: str, finding: str, fix: str = "", *, evidence: str = "") -> Verdict:
+    return Verdict(name, "yellow", finding, fix, evidence)
 
 
-def red(name: str, finding: str, fix: str) -> Verdict:
-    return Verdict(name, "red", finding, fix)
+def red(name: str, finding: str, fix: str, *, evidence: str = "") -> Verdict:
+    return Verdict(name, "red", finding, fix, evidence)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class Report:
     @property
     def reds(self) -> tuple[Verdict, ...]:
         return tuple(verdict for verdict in self.verdicts if verdict.level == "red")
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that only checks: 0 nothing to say, 1 warnings, 2 something must be fixed."""
+        levels = {verdict.level for verdict in self.verdicts}
+        return 2 if "red" in levels else 1 if "yellow" in levels else 0
 
     def forced(self, names: Iterable[str]) -> Report:
         """The red findings of these names passed, and said to be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -109,8 +110,40 @@ def check_lines(report: Report) -> list[str]:
     for verdict in report.verdicts:
         if verdict.level != "green":
             lines.append(f"  {verdict.level}: {verdict.name}: {printable(verdict.finding)}")
+            lines += [f"    seen: {printable(verdict.evidence)}"] if verdict.evidence else []
             lines += [f"    fix: {printable(verdict.fix)}"] if verdict.fix else []
     return lines
+
+
+_LEVELS = {"red": "MUST FIX", "yellow": "warning", "green": "ok"}
+
+
+def finding_lines(report: Report, *, every: bool, width: int) -> list[str]:
+    """The table of `headway doctor`: finding, evidence and fix, the worst first; with `every` what is in order too."""
+    order = {"red": 0, "yellow": 1, "green": 2}
+    lines: list[str] = []
+    for verdict in sorted(report.verdicts, key=lambda verdict: order[verdict.level]):
+        if verdict.level == "green" and not every:
+            continue
+        rows = [(_LEVELS[verdict.level], f"{verdict.name}: {printable(verdict.finding)}")]
+        rows += [("  seen", printable(verdict.evidence))] if verdict.evidence else []
+        rows += [("  fix", printable(verdict.fix))] if verdict.fix else []
+        for title, text in rows:
+            lines += _hanging(f"{title:<10}", text, width)
+        lines += [""] if verdict.level != "green" else []
+    count = {level: sum(verdict.level == level for verdict in report.verdicts) for level in order}
+    return [*lines, f"{count['red']} to fix, {count['yellow']} warnings, {count['green']} in order"]
+
+
+def _hanging(head: str, text: str, width: int) -> list[str]:
+    """Wrapped beside its title; a fix or a path is never broken inside a word."""
+    inner = max(30, width - len(head))
+    wrapped = [
+        part
+        for line in text.split("\n")
+        for part in textwrap.wrap(line, inner, break_long_words=False, break_on_hyphens=False) or [""]
+    ]
+    return [f"{head}{wrapped[0]}", *(f"{' ' * len(head)}{line}" for line in wrapped[1:])]
 
 
 def how_to_call(run_dir: Path) -> str:

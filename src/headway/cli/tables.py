@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.lines import aligned, check_lines, printable
+from headway.cli.lines import aligned, check_lines, finding_lines, printable
 from headway.cli.seam import ExportResult, Report
 from headway.units import format_bytes
 
@@ -93,6 +93,13 @@ def print_explained(plan: Plan, key: str) -> None:
 def print_checks(report: Report) -> None:
     print()
     for line in check_lines(report):
+        print(line)
+
+
+def print_findings(report: Report, *, every: bool) -> None:
+    """The table of `headway doctor`. Not wrapped where the output is no terminal, so that a fix can be cut out."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    for line in finding_lines(report, every=every, width=width):
         print(line)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from headway.cli import doctor
 from headway.cli.tables import print_json
 from headway.errors import EXIT_OK, CheckFailed, UserError
 
@@ -363,6 +364,14 @@ VERBS: tuple[Verb, ...] = (
         _certify_arguments,
         _certify,
         takes_overrides=True,
+    ),
+    Verb(
+        "doctor",
+        "find what is wrong with this machine, with hosts, a script or a log, each with its fix",
+        doctor.EXAMPLE,
+        doctor.arguments,
+        doctor.run,
+        doctor.DESCRIPTION,
     ),
     Verb(
         "stop",

@@ -1,0 +1,82 @@
+"""The faults of a Dockerfile: an image without nvcc under packages that compile their kernels at first use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.check.scripts.material import Fault, Script
+
+_FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
+# Official tags: pytorch/pytorch:*-runtime and nvidia/cuda:*-runtime-*, *-base-*; the -devel ones have nvcc.
+_NO_NVCC = re.compile(r"(?:^|/)(?:pytorch/pytorch|cuda):\S*(?:-runtime|-base)\b", re.IGNORECASE)
+_COMPILES = re.compile(r"\bdeepspeed\b|\bflash[-_]attn\b", re.IGNORECASE)
+_TOOLKIT = re.compile(
+    r"cuda-toolkit|cuda-nvcc|cuda-compiler|nvidia-cuda-toolkit|cuda-nvcc|DS_BUILD_OPS=1", re.IGNORECASE
+)
+_REQUIREMENTS = re.compile(r"pip3?\s+install[^&;]*?(?:-r|--requirement)[= ]?(\S+)")
+
+
+def judge(script: Script) -> list[Fault]:
+    return list(_without_nvcc(script))
+
+
+def _without_nvcc(script: Script) -> Iterator[Fault]:
+    stages = _stages(script)
+    if not stages:
+        return
+    line, image, body = stages[-1]  # only the last stage runs
+    built_on = {name: (at, base) for at, base, _, name in _named(script)}
+    while image in built_on:
+        line, image = built_on[image]
+    text = "\n".join(body)
+    if not _NO_NVCC.search(image) or _TOOLKIT.search(text):
+        return
+    needs = _COMPILES.search(text)
+    unseen = ""
+    for name in _REQUIREMENTS.findall(text):
+        found = _find(script.path, name.strip("'\""))
+        if found is None:
+            unseen = name
+        elif match := _COMPILES.search(_uncommented(found)):
+            needs = needs or match
+    if not needs and not unseen:
+        return
+    who = needs[0] if needs else f"DeepSpeed (if {unseen} names it)"
+    what = (
+        f"{image} has no nvcc: {who} compiles its kernels at first use (FusedAdam, CPUAdam) and stops there with "
+        "'CUDA_HOME does not exist, unable to compile CUDA op(s)'"
+    )
+    fix = f"FROM {re.sub(r'-(runtime|base)', '-devel', image, count=1)}"
+    yield Fault("no-nvcc", line, what, fix, must=bool(needs))
+
+
+def _stages(script: Script) -> list[tuple[int, str, list[str]]]:
+    """(line, image, lines below it) of each stage; comments left out."""
+    stages: list[tuple[int, str, list[str]]] = []
+    for number, line in enumerate(script.lines, start=1):
+        if line.lstrip().startswith("#"):
+            continue
+        if match := _FROM.match(line):
+            stages.append((number, match[1], []))
+        elif stages:
+            stages[-1][2].append(line)
+    return stages
+
+
+def _named(script: Script) -> Iterator[tuple[int, str, str, str]]:
+    for number, line in enumerate(script.lines, start=1):
+        match = _FROM.match(line)
+        if match and match[2]:
+            yield number, match[1], line, match[2]
+
+
+def _find(dockerfile: Path, name: str) -> Path | None:
+    folder = dockerfile.absolute().parent
+    places = [folder / name, folder.parent / name, folder / Path(name).name]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _uncommented(path: Path) -> str:
+    return "\n".join(line.split("#")[0] for line in path.read_text(encoding="utf-8", errors="replace").splitlines())

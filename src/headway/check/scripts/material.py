@@ -1,0 +1,93 @@
+"""The files to be judged, and how a fault in them is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from headway.check.report import Verdict
+from headway.errors import Problem, UserError
+
+Kind = Literal["python", "shell", "docker", "config"]
+_SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages"}
+_MOST_FILES = 500  # of a folder: a source tree, not a disk
+
+
+@dataclass(frozen=True)
+class Script:
+    """One file's text. `path` as the user wrote it."""
+
+    path: Path
+    kind: Kind
+    text: str
+    lines: tuple[str, ...] = field(default=(), repr=False)
+
+    def at(self, line: int) -> str:
+        """`train.py:41: dist.barrier()`."""
+        code = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+        return f"{self.path}:{line}: {code}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a fault stands, what happens because of it, and the fix. `must`: the run fails or is wrong for certain."""
+
+    rule: str
+    line: int
+    what: str
+    fix: str
+    must: bool = True
+
+    def verdict(self, script: Script) -> Verdict:
+        return Verdict(self.rule, "red" if self.must else "yellow", self.what, self.fix, script.at(self.line))
+
+
+def gather(paths: list[Path]) -> list[Script]:
+    """The scripts named; of a folder, every Python file, shell script, Dockerfile and JSON in it.
+
+    Raises UserError with every path that is absent, unreadable or of no kind that is known.
+    """
+    problems: list[Problem] = []
+    scripts: list[Script] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [one for one in sorted(path.rglob("*")) if one.is_file() and not _SKIPPED & set(one.parts)]
+            scripts += [_read(one, kind) for one in inside[:_MOST_FILES] if (kind := kind_of(one)) is not None]
+            continue
+        try:
+            kind = kind_of(path)
+            if kind is None:
+                rule = "is no Python, shell script, Dockerfile or DeepSpeed JSON"
+                problems.append(Problem("--script", rule, str(path), "name it *.py, *.sh, *.json or Dockerfile"))
+            else:
+                scripts.append(_read(path, kind))
+        except OSError as error:
+            where = f"there is nothing at {path.absolute()}" if not path.exists() else error.strerror or str(error)
+            problems.append(Problem("--script", f"cannot be read: {where}", str(path)))
+    if problems:
+        raise UserError(problems=problems)
+    return scripts
+
+
+def kind_of(path: Path) -> Kind | None:
+    """By its name, else by its first line; None where neither says."""
+    name = path.name.lower()
+    if name.endswith(".py"):
+        return "python"
+    if name.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+        return "shell"
+    if name.endswith(".json"):
+        return "config"
+    if name in ("dockerfile", "containerfile") or name.startswith("dockerfile.") or name.endswith(".dockerfile"):
+        return "docker"
+    with path.open("rb") as file:
+        first = file.readline(200)
+    if first.startswith(b"#!") and b"python" in first:
+        return "python"
+    return "shell" if first.startswith(b"#!") and b"sh" in first else None
+
+
+def _read(path: Path, kind: Kind) -> Script:
+    text = path.read_bytes().decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    return Script(path, kind, text, tuple(text.split("\n")))

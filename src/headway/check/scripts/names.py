@@ -1,0 +1,93 @@
+"""What the names of a Python file stand for: imported modules, DeepSpeed engines, argparse's defaults."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Names:
+    """Read once from a file's tree."""
+
+    tree: ast.Module
+    aliases: dict[str, str] = field(default_factory=dict[str, str])  # dist -> torch.distributed
+    engines: set[str] = field(default_factory=set[str])  # names that deepspeed.initialize was assigned to
+    defaults: dict[str, object] = field(default_factory=dict[str, object])  # of argparse: local_rank -> -1
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.aliases[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+            ):
+                self._argument(node)
+        for _, target in self.initialized():
+            first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+            if first is not None:
+                self.engines.add(ast.unparse(first))
+
+    def _argument(self, node: ast.Call) -> None:
+        options = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        for option in options:
+            name = option.lstrip("-").replace("-", "_")
+            default = next((word.value for word in node.keywords if word.arg == "default"), None)
+            try:
+                self.defaults[name] = ast.literal_eval(default) if default is not None else None
+            except ValueError:
+                self.defaults[name] = ast.unparse(default) if default is not None else None
+
+    def dotted(self, node: ast.expr) -> str | None:
+        """`dist.barrier` as `torch.distributed.barrier`; None for what is no chain of names."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.dotted(node.value)
+            return f"{owner}.{node.attr}" if owner else f"?.{node.attr}"
+        return None
+
+    def is_engine(self, node: ast.expr) -> bool:
+        """Whether this is DeepSpeed's engine: assigned from initialize, or called so in a file that uses DeepSpeed."""
+        text = ast.unparse(node)
+        if text in self.engines:
+            return True
+        uses = any(full.partition(".")[0] == "deepspeed" for full in self.aliases.values())
+        return uses and "engine" in text.rpartition(".")[2].lower()
+
+    def initialized(self) -> Iterator[tuple[ast.Call, ast.expr | None]]:
+        """Each call of deepspeed.initialize with what it is assigned to."""
+        seen: set[int] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and self.is_initialize(node.value):
+                seen.add(id(node.value))
+                yield node.value, node.targets[0]
+        for call in calls(self.tree):
+            if id(call) not in seen and self.is_initialize(call):
+                yield call, None
+
+    def is_initialize(self, call: ast.Call) -> bool:
+        return self.dotted(call.func) == "deepspeed.initialize"
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The value given for a keyword; None where it is absent or given as None."""
+    value = next((word.value for word in call.keywords if word.arg == name), None)
+    return None if isinstance(value, ast.Constant) and value.value is None else value
+
+
+def is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0 and not isinstance(node.value, bool)

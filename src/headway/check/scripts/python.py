@@ -1,0 +1,325 @@
+"""The faults of training scripts in Python. Each rule reads the syntax tree; nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from headway.check.scripts.material import Fault, Script
+from headway.check.scripts.names import Names, calls, keyword
+from headway.check.scripts.ranks import one_sided
+
+_RANDOM = ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.normal", "random.", "numpy.random.")
+_SEEDS = ("manual_seed", "seed", "default_rng", "RandomState", "Generator", "fork_rng")
+_LOCAL_RANK_READS = re.compile(r"""environ(?:\.get\(|\[)\s*["']LOCAL_RANK|getenv\(\s*["']LOCAL_RANK|get_local_rank\(""")
+_RNG_WORDS = re.compile(r"rng|random_state|get_rng_state|getstate\(|seed_state", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the other files that were given say of a Python file."""
+
+    torchrun: tuple[str, ...] = ()  # lines of launch scripts that start it with torchrun
+    configs: tuple[Path, ...] = ()  # DeepSpeed JSONs
+
+
+@dataclass(frozen=True)
+class Code:
+    """A Python file that was parsed, and what the files given beside it say."""
+
+    script: Script
+    tree: ast.Module
+    names: Names
+    beside: Beside
+
+
+Rule = Callable[[Code], Iterator[Fault]]
+
+
+def judge(script: Script, beside: Beside = Beside()) -> list[Fault]:
+    """Every fault of one file, in the order of its lines; a file that is no Python is one fault."""
+    try:
+        tree = ast.parse(script.text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        return [Fault("syntax", line, f"the file is no Python: {error}", "correct this line")]
+    code = Code(script, tree, Names(tree), beside)
+    return sorted((fault for rule in RULES for fault in rule(code)), key=lambda fault: fault.line)
+
+
+def rank_only(code: Code) -> Iterator[Fault]:
+    for found in one_sided(code.tree, code.names):
+        who = "rank 0" if found.side == "first" else "the ranks other than 0"
+        what = f"{found.name} is a collective, and only {who} comes to it"
+        if found.via:
+            what = f"{found.via}() calls {found.name}, a collective, and only {who} comes to it"
+        effect = "it waits for the other ranks until the process group's time-out, then the job fails"
+        if found.name.endswith(("save_checkpoint", "load_checkpoint")):
+            effect += "; every rank writes its own part of a DeepSpeed checkpoint"
+        fix = "call it on every rank: move it out of the test of the rank, and keep only prints and small files inside"
+        yield Fault("rank-only-collective", found.line, f"{what}: {effect}", fix)
+
+
+def local_rank(code: Code) -> Iterator[Fault]:
+    """--local_rank comes from the deepspeed launcher only; torchrun sets LOCAL_RANK."""
+    names = [name for name in ("local_rank", "local-rank") if name.replace("-", "_") in code.names.defaults]
+    if not names or _LOCAL_RANK_READS.search(code.script.text):
+        return
+    default = code.names.defaults["local_rank"]
+    uses = [(node, guarded) for node, guarded in _uses_of_local_rank(code) if code.beside.torchrun or not guarded]
+    if not uses:
+        return
+    node, _ = uses[0]
+    starts = f" ({code.beside.torchrun[0]})" if code.beside.torchrun else ""
+    what = (
+        f"torchrun passes no --local_rank{starts}: it stays {default}, so every rank uses GPU 0"
+        if default in (-1, 0, None)
+        else f"torchrun passes no --local_rank{starts}: it stays {default} on every rank"
+    )
+    what += "" if code.beside.torchrun else "; only the deepspeed launcher passes it"
+    fix = 'local_rank = int(os.environ["LOCAL_RANK"])  # set by torchrun and by deepspeed'
+    yield Fault("local-rank", node.lineno, what, fix, must=bool(code.beside.torchrun))
+
+
+def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
+    """Calls that choose a device by args.local_rank; whether a test for -1 stands above them."""
+    for node, above in _with_parents(code.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = (code.names.dotted(node.func) or "").rpartition(".")[2]
+        if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
+            continue
+        given = [*node.args, *(word.value for word in node.keywords)]
+        if any(_is_local_rank(part) for value in given for part in ast.walk(value)):
+            yield node, any(_tests_local_rank(parent) for parent in above)
+
+
+def _is_local_rank(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.value, ast.Name)
+
+
+def _tests_local_rank(node: ast.AST) -> bool:
+    test = node.test if isinstance(node, ast.If | ast.IfExp) else None
+    return test is not None and "local_rank" in ast.unparse(test)
+
+
+def _with_parents(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
+    while stack:
+        node, above = stack.pop()
+        yield node, above
+        stack += [(child, (*above, node)) for child in ast.iter_child_nodes(node)]
+
+
+def config_twice(code: Code) -> Iterator[Fault]:
+    """deepspeed.initialize asserts that args.deepspeed_config and config= are not both given."""
+    added = "add_config_arguments" in code.script.text
+    for call, _ in code.names.initialized():
+        config = keyword(call, "config") or keyword(call, "config_params")
+        if config is None or keyword(call, "args") is None:
+            continue
+        default = code.names.defaults.get("deepspeed_config")
+        if default is not None or (added and ast.unparse(config).endswith(".deepspeed_config")):
+            what = (
+                "the config is given twice, by args.deepspeed_config and by config=: deepspeed.initialize stops with "
+                "'Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and "
+                "deepspeed.initialize() function call'"
+            )
+            yield Fault("config-twice", call.lineno, what, "leave out args= here, or config=")
+
+
+def optimizer_twice(code: Code) -> Iterator[Fault]:
+    for call, _ in code.names.initialized():
+        own = keyword(call, "optimizer")
+        if own is None:
+            continue
+        where, config = _config_of(code, call)
+        if isinstance(config, dict) and config.get("optimizer"):
+            given = cast("dict[str, Any]", config["optimizer"])
+            kind = given.get("type", "an optimizer") if isinstance(given, dict) else "an optimizer"
+            what = (
+                f"an optimizer is passed in ({ast.unparse(own)}) and {where} names one too ({kind}): DeepSpeed takes "
+                "the one passed in, and the learning rate, betas and decay of the file have no effect"
+            )
+            fix = f'remove "optimizer" from {where}, or remove optimizer= here'
+            yield Fault("optimizer-twice", call.lineno, what, fix)
+
+
+def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
+    """(what it is called, the DeepSpeed config that a call uses); None where it cannot be read from here."""
+    value = keyword(call, "config") or keyword(call, "config_params")
+    path: object = code.names.defaults.get("deepspeed_config")
+    if isinstance(value, ast.Name | ast.Attribute):
+        name = value.id if isinstance(value, ast.Name) else value.attr
+        assigned = _assigned(code.tree, name)
+        path = code.names.defaults.get(name)
+        value = assigned if assigned is not None else value
+    if isinstance(value, ast.Dict):
+        return "config=", _literal(value)
+    if isinstance(value, ast.Constant):
+        path = value.value
+    given = code.beside.configs
+    if not isinstance(path, str):
+        return (str(given[0]), read_json(given[0])) if len(given) == 1 else ("", None)
+    named = [one for one in given if one.name == Path(path).name]
+    if named:
+        return str(named[0]), read_json(named[0])
+    folder = code.script.path.absolute().parent
+    for base in (Path.cwd(), folder, folder.parent):
+        if (base / path).is_file():
+            return path, read_json(base / path)
+    return path, None
+
+
+def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
+    """What a name was assigned, where it is assigned once and to a literal."""
+    found = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+    ]
+    return found[0] if len(found) == 1 and isinstance(found[0], ast.Dict | ast.Constant) else None
+
+
+def _literal(node: ast.Dict) -> dict[str, object]:
+    """A dict's top level as far as it is written out; what is computed counts as present."""
+    known: dict[str, object] = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            known[key.value] = _literal(value) if isinstance(value, ast.Dict) else ast.unparse(value)
+    return known
+
+
+def read_json(path: Path) -> object:
+    """A DeepSpeed JSON, read loosely (comments, trailing commas, a BOM); None where even that fails."""
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    text = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/', lambda m: m[1] or "", text, flags=re.DOTALL)
+    text = re.sub(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', lambda m: m[1] or "", text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def two_loaders(code: Code) -> Iterator[Fault]:
+    for call, target in code.names.initialized():
+        given = keyword(call, "training_data")
+        if given is None:
+            continue
+        returned = target.elts[2] if isinstance(target, ast.Tuple) and len(target.elts) == 4 else None
+        used = isinstance(returned, ast.Name) and _is_read(code.tree, returned.id)
+        own = [
+            one
+            for one in calls(code.tree)
+            if (code.names.dotted(one.func) or "").rpartition(".")[2] == "DataLoader"
+            and _first_argument(one) == ast.unparse(given)
+        ]
+        if own and not used:
+            what = (
+                f"{ast.unparse(given)} is given to deepspeed.initialize(training_data=) and to an own DataLoader (line "
+                f"{own[0].lineno}): DeepSpeed builds a second loader that nothing reads, and the batch size and "
+                "sampler of the two can differ from what its config counts"
+            )
+            fix = "leave out training_data=, or use the loader that initialize returns and no DataLoader"
+            yield Fault("two-loaders", call.lineno, what, fix)
+
+
+def _first_argument(call: ast.Call) -> str:
+    given = call.args[0] if call.args else keyword(call, "dataset")
+    return ast.unparse(given) if given is not None else ""
+
+
+def _is_read(tree: ast.Module, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(tree))
+
+
+def no_set_epoch(code: Code) -> Iterator[Fault]:
+    if re.search(r"\.set_epoch\(|prepare\(|prepare_data_loader\(", code.script.text) or not _has_epochs(code.tree):
+        return
+    for node in ast.walk(code.tree):
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.keyword | ast.Return) or node.value is None:
+            continue
+        for call in calls(node.value):
+            if (code.names.dotted(call.func) or "").rpartition(".")[2] != "DistributedSampler":
+                continue
+            shuffle = keyword(call, "shuffle")
+            name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+            held_out = re.search(r"eval|val|test|dev", f"{name} {_first_argument(call)}", re.IGNORECASE)
+            if held_out or (isinstance(shuffle, ast.Constant) and shuffle.value is False):
+                continue
+            what = "no set_epoch on this sampler: every epoch has the order of the first"
+            named = name if name.isidentifier() else "sampler"
+            yield Fault("set-epoch", call.lineno, what, f"{named}.set_epoch(epoch) as the first line of the loop")
+            return
+
+
+def _has_epochs(tree: ast.Module) -> bool:
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
+    return any("epoch" in f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower() for loop in loops)
+
+
+def random_data(code: Code) -> Iterator[Fault]:
+    """A data set whose samples are drawn, not read: the index has no part in them."""
+    for node in ast.walk(code.tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__getitem__" and len(method.args.args) == 2:
+                drawn = [call for call in calls(method) if _draws(code.names, call)]
+                index = method.args.args[1].arg
+                reads = any(isinstance(n, ast.Name) and n.id == index for n in ast.walk(method))
+                if drawn and not reads:
+                    what = (
+                        f"{node.name} draws its samples anew at each read and ignores the index: no epoch sees the "
+                        "same data, ranks and runs differ, and a resumed run cannot repeat what it saw"
+                    )
+                    fix = (
+                        f"generator = torch.Generator().manual_seed(seed + {index}), given to each call as "
+                        "generator=generator; or draw all samples once in __init__"
+                    )
+                    yield Fault("random-data", drawn[0].lineno, what, fix, must=False)
+
+
+def _draws(names: Names, call: ast.Call) -> bool:
+    full = (names.dotted(call.func) or "").replace("np.random.", "numpy.random.")
+    last = full.rpartition(".")[2]
+    return full.startswith(_RANDOM) and last not in _SEEDS and keyword(call, "generator") is None
+
+
+def no_random_state(code: Code) -> Iterator[Fault]:
+    """Checkpoints made to go on from: a save of DeepSpeed's engine, or a dict that holds an optimizer's state."""
+    if _RNG_WORDS.search(code.script.text):
+        return
+    for call in calls(code.tree):
+        full = code.names.dotted(call.func) or ""
+        engine = full.endswith(".save_checkpoint") and isinstance(call.func, ast.Attribute)
+        engine = engine and code.names.is_engine(cast("ast.Attribute", call.func).value)
+        saved = ast.unparse(call.args[0]) if full == "torch.save" and call.args else ""
+        if not engine and "optim" not in saved:
+            continue
+        below = " (DeepSpeed keeps it only at ZeRO stage 3)" if engine else ""
+        what = f"the checkpoint holds no random state{below}: dropout and shuffling go another way after a resume"
+        fix = (
+            'client_state={"rng": torch.get_rng_state(), ...}, one of each rank, and set it again after the load'
+            if engine
+            else '"rng": torch.get_rng_state() in the dict, of each rank, and torch.set_rng_state after the load'
+        )
+        yield Fault("random-state", call.lineno, what, fix, must=False)
+        return
+
+
+RULES: tuple[Rule, ...] = (
+    rank_only,
+    local_rank,
+    config_twice,
+    optimizer_twice,
+    two_loaders,
+    no_set_epoch,
+    random_data,
+    no_random_state,
+)

@@ -1,0 +1,43 @@
+"""All files together: what one says about how another is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.check.report import Report, Verdict, green
+from headway.check.scripts import docker, python, shell
+from headway.check.scripts.material import Fault, Script, gather
+from headway.check.scripts.python import Beside
+
+
+def read_scripts(paths: list[Path]) -> Report:
+    """One verdict a fault, or a green one for each file without any. Nothing is run.
+
+    Raises UserError for paths that are absent or of no known kind.
+    """
+    scripts = gather(paths)
+    started: dict[str, list[str]] = {}
+    for script in scripts:
+        if script.kind == "shell":
+            for name, place in shell.torchrun_scripts(script):
+                started.setdefault(name, []).append(place)
+    verdicts: list[Verdict] = []
+    configs = tuple(script.path for script in scripts if script.kind == "config")
+    for script in scripts:
+        faults = _judge(script, Beside(tuple(started.get(script.path.name, ())), configs))
+        verdicts += [fault.verdict(script) for fault in faults]
+        if not faults and script.kind != "config":
+            verdicts.append(green("script", f"{script.path}: nothing found ({script.kind})"))
+    return Report(tuple(verdicts))
+
+
+def _judge(script: Script, beside: Beside) -> list[Fault]:
+    match script.kind:
+        case "python":
+            return python.judge(script, beside)
+        case "shell":
+            return shell.judge(script)
+        case "docker":
+            return docker.judge(script)
+        case "config":
+            return []  # `headway plan --deepspeed-config` judges it

@@ -1,0 +1,181 @@
+"""The faults of launch scripts in shell, read word by word with the variables that the script itself sets."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.check.scripts.material import Fault, Script
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_SEPARATORS = {"&&", "||", ";", "|", "&", "(", ")", "{", "}", "then", "do", "else", "if", "!", "exec", "time", "nohup"}
+_SAYS_ONLY = {"echo", "printf", "which", "type", "pip", "pip3", "apt-get", "command", "grep", "alias", "cd"}
+DEFAULT_HOSTFILE = Path("/job/hostfile")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its words with the script's own variables put in, and the line that it begins on."""
+
+    words: tuple[str, ...]
+    line: int
+
+    def option(self, *names: str) -> str | None:
+        """The value of `--name VALUE` or `--name=VALUE`; '' for a bare flag; None where it is absent."""
+        for position, word in enumerate(self.words):
+            name, equals, value = word.partition("=")
+            if name in names:
+                following = self.words[position + 1] if position + 1 < len(self.words) else ""
+                return value if equals else "" if following.startswith("-") else following
+        return None
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Commands in order. Lines that end in a backslash belong together; here documents and comments are left out."""
+    variables: dict[str, str] = {}
+    heredoc = ""
+    pending, first = "", 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        if heredoc:
+            heredoc = "" if raw.strip() == heredoc else heredoc
+            continue
+        if not pending:
+            first = number
+        if raw.rstrip().endswith("\\") and not raw.lstrip().startswith("#"):
+            pending += raw.rstrip()[:-1] + " "
+            continue
+        line, pending = pending + raw, ""
+        if started := re.search(r"<<-?\s*['\"]?(\w+)", line):
+            heredoc = started[1]
+        yield from _split(line, first, variables)
+
+
+def _split(line: str, number: int, variables: dict[str, str]) -> Iterator[Command]:
+    current: list[str] = []
+    for word in [*_words(line), ";"]:
+        if word not in _SEPARATORS and not word.endswith(";"):
+            current.append(word)
+            continue
+        current += [word[:-1]] if len(word) > 1 and word.endswith(";") else []
+        while current and current[0] in ("export", "readonly", "local", "declare"):
+            current = current[1:]
+        if current and all(_ASSIGNMENT.match(part) for part in current):
+            for part in current:
+                name, _, value = part.partition("=")
+                variables[name] = _expand(value, variables)
+        elif current:
+            yield Command(tuple(part for one in current for part in _expanded(one, variables)), number)
+        current = []
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that ends on another line
+        return text.split("#")[0].split()
+
+
+def _expanded(word: str, variables: dict[str, str]) -> list[str]:
+    """`$ARGS` may hold several words."""
+    value = _expand(word, variables)
+    return _words(value) if value != word and _VARIABLE.fullmatch(word) else [value]
+
+
+def _expand(word: str, variables: dict[str, str]) -> str:
+    """Variables that the script sets, and `${N:-default}`; unknown ones stay as they are written."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    for _ in range(3):
+        word = _VARIABLE.sub(value, word)
+    return word
+
+
+def judge(script: Script) -> list[Fault]:
+    """Every fault of one launch script."""
+    found: list[Fault] = []
+    for command in commands(script.text):
+        if command.words[0] in _SAYS_ONLY:
+            continue
+        for position, word in enumerate(command.words):
+            rest = Command(command.words[position:], command.line)
+            match word.rpartition("/")[2]:
+                case "deepspeed" if len(rest.words) > 1:
+                    found += _deepspeed(rest)
+                case "docker" | "podman" if "run" in rest.words[1:3]:
+                    found += docker_run(rest)
+                case "torchrun" if len(rest.words) > 1:
+                    found += _torchrun(rest)
+                case _:
+                    continue
+            break
+    return found
+
+
+def _deepspeed(command: Command) -> Iterator[Fault]:
+    """--num_nodes means nothing without a list of hosts: the launcher then knows this machine alone."""
+    own = Command(_until_script(command.words), command.line)
+    nodes = own.option("--num_nodes")
+    if nodes is None or not nodes.isdigit() or int(nodes) < 2:
+        return
+    if own.option("--hostfile", "-H") is not None or own.option("--no_ssh") is not None:
+        return
+    if own.option("--launcher") in ("slurm", "openmpi", "mpich", "impi", "mvapich") or DEFAULT_HOSTFILE.is_file():
+        return
+    what = (
+        f"--num_nodes={nodes} without --hostfile: unless {DEFAULT_HOSTFILE} exists DeepSpeed knows this machine alone "
+        "and stops with 'Num nodes is >1 but no extra nodes available via hostfile' (older ones trained on one machine)"
+    )
+    fix = "--hostfile FILE with a line 'node1 slots=4' for each host; or --no_ssh --node_rank=N on each host"
+    yield Fault("num-nodes", command.line, what, fix)
+
+
+def _until_script(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The launcher's own words: what follows the script belongs to the script."""
+    for position, word in enumerate(words[1:], start=1):
+        if word.endswith(".py"):
+            return words[:position]
+    return words
+
+
+def _torchrun(command: Command) -> Iterator[Fault]:
+    own = Command(_until_script(command.words), command.line)
+    nodes = own.option("--nnodes")
+    if nodes is None or not nodes.isdigit() or int(nodes) < 2:
+        return
+    names = ("--master_addr", "--master-addr", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_conf", "--rdzv-conf")
+    if own.option(*names) is None:
+        what = f"--nnodes={nodes} without --master_addr or --rdzv_endpoint: each host waits for the others on itself"
+        yield Fault(
+            "rendezvous", command.line, what, "--rdzv_backend=c10d --rdzv_endpoint=FIRST_HOST:29500 on each host"
+        )
+
+
+def docker_run(command: Command) -> Iterator[Fault]:
+    """64 MiB of shared memory, Docker's default, end NCCL and DataLoader workers with a bus error."""
+    text = " ".join(command.words)
+    trains = any(word in text for word in ("--gpus", "--runtime=nvidia", "nvidia-docker", "deepspeed", "torchrun"))
+    trains = trains or command.option("--runtime") == "nvidia" or command.option("--device", "") == "nvidia.com/gpu=all"
+    ipc = command.option("--ipc")
+    if not trains or command.option("--shm-size") is not None or ipc in ("host", "shareable"):
+        return
+    if re.search(r":/dev/shm\b|/dev/shm[:,]|destination=/dev/shm|--tmpfs[ =]/dev/shm", text):
+        return
+    what = "docker run without --shm-size: /dev/shm has 64 MiB, and NCCL or DataLoader workers end with a bus error"
+    yield Fault("shm-size", command.line, what, "add --shm-size=8g (or --ipc=host)")
+
+
+def torchrun_scripts(script: Script) -> Iterator[tuple[str, str]]:
+    """(file name of a Python script, the place that starts it with torchrun)."""
+    for command in commands(script.text):
+        text = " ".join(command.words)
+        if re.search(r"\btorchrun\b|torch\.distributed\.run\b", text):
+            for word in command.words:
+                if word.endswith(".py"):
+                    yield Path(word).name, f"{script.path}:{command.line}"

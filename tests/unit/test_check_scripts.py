@@ -1,0 +1,363 @@
+"""`headway doctor --script`: the faults of the guides' own listings, and no alarm on sound scripts."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from headway.check.report import Report
+from headway.check.scripts.read import read_scripts
+from headway.cli.main import main
+from headway.errors import UserError
+
+GUIDES = Path(__file__).parents[1] / "cases" / "guides"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The first guide's project, laid out as it says."""
+    for source, place in {
+        "train.py.txt": "src/train.py",
+        "dataset.py.txt": "src/dataset.py",
+        "model.py.txt": "src/model.py",
+        "ds_config.json.txt": "configs/ds_config.json",
+        "launch_training.sh.txt": "scripts/launch_training.sh",
+        "Dockerfile.txt": "Dockerfile",
+        "requirements.txt": "requirements.txt",
+    }.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text((GUIDES / source).read_text())
+    return tmp_path
+
+
+def found(report: Report) -> dict[str, tuple[str, int]]:
+    """Rule -> (file, line) of everything but green."""
+    places: dict[str, tuple[str, int]] = {}
+    for verdict in report.verdicts:
+        if verdict.level != "green":
+            path, line, _ = verdict.evidence.split(":", 2)
+            places[verdict.name] = (Path(path).name, int(line))
+            assert verdict.fix
+    return places
+
+
+def of(tmp_path: Path, text: str, name: str = "train.py") -> Report:
+    (tmp_path / name).write_text(textwrap.dedent(text))
+    return read_scripts([tmp_path / name])
+
+
+def test_the_first_guide(project: Path) -> None:
+    report = read_scripts([project])
+    assert found(report) == {
+        "local-rank": ("train.py", 24),
+        "config-twice": ("train.py", 37),
+        "optimizer-twice": ("train.py", 37),
+        "two-loaders": ("train.py", 37),
+        "rank-only-collective": ("train.py", 64),
+        "random-state": ("train.py", 64),
+        "random-data": ("dataset.py", 15),
+        "num-nodes": ("launch_training.sh", 8),
+        "no-nvcc": ("Dockerfile", 1),
+    }
+    assert report.exit_code == 2
+    assert [v.finding for v in report.verdicts if v.level == "green"] == [
+        f"{project}/src/model.py: nothing found (python)"
+    ]
+
+
+def test_its_quick_start_with_torchrun_leaves_every_rank_on_the_first_gpu(project: Path) -> None:
+    (project / "quick.sh").write_text((GUIDES / "quick_test.sh.txt").read_text())
+    alone = read_scripts([project / "src" / "train.py"])
+    assert next(v for v in alone.verdicts if v.name == "local-rank").level == "yellow"  # right under `deepspeed`
+    both = read_scripts([project / "src" / "train.py", project / "quick.sh"])
+    verdict = next(v for v in both.verdicts if v.name == "local-rank")
+    assert verdict.level == "red"
+    assert f"{project}/quick.sh:3" in verdict.finding
+
+
+def test_the_second_guide_uses_the_loader_that_it_gets(tmp_path: Path) -> None:
+    report = of(tmp_path, (GUIDES / "second_guide.py.txt").read_text())
+    assert report.exit_code == 0
+
+
+def test_the_command_prints_json_and_its_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--script", str(project / "src" / "dataset.py"), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["exit_code"] == 1
+    assert said["verdicts"][0]["evidence"].endswith("randint(0, self.vocab_size, (self.seq_length,))")
+    assert main(["doctor", "--script", str(project / "src" / "model.py"), "--all"]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    assert main(["doctor", "--script", str(project / "src")]) == 2
+    assert capsys.readouterr().out.startswith("MUST FIX")
+
+
+def test_paths_that_are_no_scripts(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a note")
+    with pytest.raises(UserError) as caught:
+        read_scripts([tmp_path / "notes.txt", tmp_path / "absent.py"])
+    assert "is no Python, shell script" in str(caught.value)
+    assert f"nothing at {tmp_path}/absent.py" in str(caught.value)
+    assert found(of(tmp_path, "print 'two'\n")) == {"syntax": ("train.py", 1)}
+
+
+# --- collectives that one rank alone reaches -------------------------------------------------------------------------
+
+HEAD = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed import all_reduce
+import deepspeed
+engine, _, _, _ = deepspeed.initialize(model=model, config=path)
+rank = dist.get_rank()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("if rank == 0:\n    dist.barrier()", 10),
+        ("if 0 == dist.get_rank():\n    all_reduce(loss)", 10),
+        ("if not rank:\n    engine.save_checkpoint('out')", 10),
+        ("if int(os.environ['RANK']) == 0:\n    print(1)\n    torch.distributed.broadcast(x, 0)", 11),
+        ("is_main = rank == 0\nif is_main and due:\n    engine.save_checkpoint('out')", 11),
+        ("if rank != 0:\n    pass\nelse:\n    engine.save_16bit_model('out')", 12),
+        ("if rank != 0:\n    sys.exit(0)\ndist.all_gather_object(a, b)", 11),
+        ("def end():\n    if rank > 0:\n        return\n    engine.save_checkpoint('out')", 12),
+        ("for step in range(9):\n    if rank != 0:\n        continue\n    dist.barrier()", 12),
+        ("def save(model_engine):\n    model_engine.save_checkpoint('out')\nif rank == 0:\n    save(engine)", 12),
+        ("try:\n    pass\nfinally:\n    if rank == 0 or not dist.is_initialized():\n        dist.barrier()", 13),
+        ("if rank == 0:\n    with torch.no_grad():\n        engine.backward(loss)", 11),
+        ("x = 1\nif args.local_rank in [-1, 0]:\n    dist.barrier()", 11),
+    ],
+)
+def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: int) -> None:
+    rules = found(of(tmp_path, HEAD + body + "\n# rng\n"))
+    assert rules == {"rank-only-collective": ("train.py", line)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if rank == 0:\n    print(1)\nengine.save_checkpoint('out')",
+        "if args.local_rank not in [-1, 0]:\n    dist.barrier()\nread()\nif args.local_rank == 0:\n    dist.barrier()",
+        "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)",
+        "if rank == 0 and due:\n    print(1)\nelse:\n    dist.barrier()\ndist.barrier()",
+        "if rank == 0 or stage == 3:\n    engine.save_checkpoint('out')",
+        "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n    model.save_pretrained('out')",
+        "if rank == 0:\n    dist.barrier(group=leaders)",
+        "if rank == 1:\n    dist.recv(x, 0)\nelse:\n    dist.send(x, 1)",
+        "if args.local_rank == -1:\n    pass\nelse:\n    dist.barrier()",
+        "if rank == 0:\n    optimizer.step()\n    saver.save_checkpoint('out')",
+        "if rank == 0:\n    def later():\n        dist.barrier()",
+    ],
+)
+def test_what_every_rank_reaches_is_no_fault(tmp_path: Path, body: str) -> None:
+    assert found(of(tmp_path, HEAD + body + "\n# rng\n")) == {}
+
+
+# --- the other rules -------------------------------------------------------------------------------------------------
+
+SAMPLED = """
+from torch.utils.data import DataLoader, DistributedSampler
+sampler = DistributedSampler(train_set{options})
+for epoch in range(3):
+    {first}
+    for batch in DataLoader(train_set, sampler=sampler):
+        step(batch)
+"""
+
+
+def test_a_sampler_without_set_epoch(tmp_path: Path) -> None:
+    assert found(of(tmp_path, SAMPLED.format(options="", first="pass"))) == {"set-epoch": ("train.py", 3)}
+    assert found(of(tmp_path, SAMPLED.format(options="", first="sampler.set_epoch(epoch)"))) == {}
+    assert found(of(tmp_path, SAMPLED.format(options=", shuffle=False", first="pass"))) == {}
+    one_pass = SAMPLED.format(options="", first="pass").replace("for epoch in range(3)", "for shard in shards")
+    assert found(of(tmp_path, one_pass)) == {}
+
+
+def test_data_that_is_drawn(tmp_path: Path) -> None:
+    text = """
+        import numpy as np
+        class Noise:
+            def __getitem__(self, index):
+                {seed}
+                return np.random.rand(8){use}
+        """
+    assert found(of(tmp_path, text.format(seed="pass", use=""))) == {"random-data": ("train.py", 6)}
+    assert found(of(tmp_path, text.format(seed="np.random.seed(index)", use=""))) == {}
+    assert found(of(tmp_path, text.format(seed="pass", use=" + self.images[index]"))) == {}  # augmentation
+
+
+def test_a_config_written_in_the_script(tmp_path: Path) -> None:
+    text = """
+        import deepspeed
+        config = {{"optimizer": {{"type": "Adam"}}, "zero_optimization": {{"stage": 2}}}}
+        engine, *_ = deepspeed.initialize(model=model, {given}config=config)
+        """
+    assert found(of(tmp_path, text.format(given="optimizer=own, "))) == {"optimizer-twice": ("train.py", 4)}
+    assert found(of(tmp_path, text.format(given=""))) == {}
+
+
+def test_a_json_that_is_given_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"optimizer": {"type": "AdamW"},} // the end')
+    script = tmp_path / "train.py"
+    script.write_text("import deepspeed\nengine, *_ = deepspeed.initialize(model=m, optimizer=o, config=cfg.ds)\n")
+    assert found(read_scripts([script, tmp_path / "ds.json"])) == {"optimizer-twice": ("train.py", 2)}
+    assert found(read_scripts([script])) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("deepspeed --num_nodes 2 train.py", "num-nodes"),
+        ("N=3\nexec deepspeed --num_nodes=${N} train.py --hostfile x", "num-nodes"),
+        ("deepspeed --num_nodes ${NODES:-2} train.py", "num-nodes"),
+        ("cd /x && ARGS='--num_nodes 2 --num_gpus 8'\ndeepspeed $ARGS train.py", "num-nodes"),
+        ("torchrun --nnodes=2 --nproc_per_node=8 train.py", "rendezvous"),
+        ("docker run --gpus all -it image python train.py", "shm-size"),
+        ("sudo docker run --rm \\\n  --runtime=nvidia image", "shm-size"),
+    ],
+)
+def test_launch_scripts(tmp_path: Path, text: str, rule: str) -> None:
+    assert list(found(of(tmp_path, f"#!/bin/sh\n{text}\n", "launch.sh"))) == [rule]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deepspeed --num_nodes 1 --num_gpus 8 train.py",
+        "deepspeed --num_nodes 2 --hostfile hosts train.py",
+        "deepspeed -H hosts --num_nodes 2 train.py",
+        "deepspeed --num_nodes $NODES train.py",
+        "deepspeed --no_ssh --node_rank=0 --num_nodes=2 --master_addr=a train.py",
+        "torchrun --nnodes=$N --nproc_per_node=8 train.py",
+        "torchrun --nnodes=2 --rdzv_endpoint=$HEAD:29500 train.py",
+        "docker run --gpus all --shm-size=16g image",
+        "docker run --gpus all --ipc=host image",
+        "docker run --gpus all -v /dev/shm:/dev/shm image",
+        "docker run -p 80:80 nginx",
+        "# docker run --gpus all image\necho 'deepspeed --num_nodes 2 train.py'",
+        "cat <<END\ndocker run --gpus all x\nEND",
+    ],
+)
+def test_sound_launch_scripts(tmp_path: Path, text: str) -> None:
+    assert found(of(tmp_path, f"#!/bin/sh\n{text}\n", "launch.sh")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN pip install deepspeed", "red"),
+        ("FROM nvidia/cuda:12.8.0-base-ubuntu24.04\nRUN pip3 install -r req.txt", "yellow"),
+        ("FROM nvidia/cuda:12.8.0-devel AS build\nFROM nvidia/cuda:12.8.0-runtime\nRUN pip install flash-attn", "red"),
+        ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-devel\nRUN pip install deepspeed", "green"),
+        ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN pip install numpy", "green"),
+        ("FROM python:3.12\nRUN pip install deepspeed", "green"),
+        ("FROM nvidia/cuda:12.8.0-runtime\nRUN apt-get install -y cuda-nvcc-12-8 && pip install deepspeed", "green"),
+    ],
+)
+def test_dockerfiles(tmp_path: Path, text: str, level: str) -> None:
+    assert [v.level for v in of(tmp_path, text, "Dockerfile").verdicts] == [level]
+
+
+# --- sound scripts, in the manner of published examples ---------------------------------------------------------------
+
+SOUND = {
+    "a fine-tuning script for the deepspeed launcher": """
+        import argparse
+        import deepspeed
+        import torch
+        from deepspeed import get_accelerator
+        from torch.utils.data import DataLoader, RandomSampler
+        from torch.utils.data.distributed import DistributedSampler
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local_rank", type=int, default=-1)
+        parser = deepspeed.add_config_arguments(parser)
+        args = parser.parse_args()
+        if args.local_rank == -1:
+            device = torch.device(get_accelerator().device_name())
+        else:
+            get_accelerator().set_device(args.local_rank)
+            device = torch.device(get_accelerator().device_name(), args.local_rank)
+            deepspeed.init_distributed()
+        args.global_rank = torch.distributed.get_rank()
+        settings = make_settings(stage=args.zero_stage)
+        torch.distributed.barrier()
+        train_sampler = RandomSampler(data) if args.local_rank == -1 else DistributedSampler(data)
+        loader = DataLoader(data, sampler=train_sampler, batch_size=4)
+        model, optimizer, _, schedule = deepspeed.initialize(
+            model=model, optimizer=own, args=args, config=settings, lr_scheduler=schedule, dist_init_required=True
+        )
+        for epoch in range(args.epochs):
+            if hasattr(loader.sampler, "set_epoch"):
+                loader.sampler.set_epoch(epoch)
+            for batch in loader:
+                loss = model(**batch).loss
+                model.backward(loss)
+                model.step()
+        if args.global_rank == 0:
+            save_hf_format(model, tokenizer, args)
+        if args.zero_stage == 3:
+            save_zero_three_model(model, args.global_rank, args.output_dir)
+        """,
+    "a loop on accelerate": """
+        from accelerate import Accelerator
+        accelerator = Accelerator()
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for epoch in range(3):
+            for step, batch in enumerate(loader):
+                accelerator.backward(model(**batch).loss)
+                optimizer.step()
+                if accelerator.sync_gradients and step % 10 == 0:
+                    accelerator.save_state(f"step_{step}")
+        accelerator.wait_for_everyone()
+        unwrapped = accelerator.unwrap_model(model)
+        unwrapped.save_pretrained(out, is_main_process=accelerator.is_main_process, save_function=accelerator.save)
+        if accelerator.is_main_process:
+            tokenizer.save_pretrained(out)
+            with open("results.json", "w") as file:
+                file.write("{}")
+        """,
+    "a script on Trainer": """
+        import torch
+        from transformers import HfArgumentParser, Trainer, TrainingArguments
+        (args,) = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()
+        with args.main_process_first(desc="tokenise"):
+            data = data.map(tokenise)
+        trainer = Trainer(model=model, args=args, train_dataset=data)
+        result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        trainer.save_model()
+        if trainer.is_world_process_zero():
+            tokenizer.save_pretrained(args.output_dir)
+        trainer.save_state()
+        """,
+    "a plain DDP script": """
+        import os
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data import DataLoader, DistributedSampler
+        local_rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("nccl")
+        model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])
+        sampler = DistributedSampler(data)
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            train(model, DataLoader(data, sampler=sampler))
+            if dist.get_rank() == 0:
+                torch.save(model.module.state_dict(), "model.pt")
+            dist.barrier()
+        dist.destroy_process_group()
+        """,
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_no_alarm_on_a_sound_script(tmp_path: Path, name: str) -> None:
+    assert found(of(tmp_path, SOUND[name])) == {}
