@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headway.check.report import Report
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
+    from headway.diagnose.judge import Diagnosis
     from headway.plan.schema import Plan
     from headway.run.summary import RunSummary
 
@@ -46,6 +47,13 @@ def doctor_scripts(paths: Sequence[Path]) -> Report:
     from headway.check.scripts.read import read_scripts
 
     return read_scripts(list(paths))
+
+
+def diagnose_logs(paths: Sequence[Path]) -> Diagnosis | None:
+    """The first failure in log files of any launcher; None where no line names an error. Raises UserError."""
+    from headway.diagnose.judge import diagnose_logs
+
+    return diagnose_logs(list(paths))
 
 
 def train(
@@ -169,6 +177,13 @@ def compare(a: str, b: str) -> Comparison:
     from headway.api import looking
 
     return looking.compare(find_run(a), find_run(b))
+
+
+def diagnose(run: str | Path | None) -> Diagnosis | None:
+    """What went wrong in a failed or crashed run, its cause and fix; None where it did not fail."""
+    from headway.api import looking
+
+    return looking.diagnose(find_run(run))
 
 
 def follow(run: str | None, screen: Screen) -> None:

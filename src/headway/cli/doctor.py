@@ -16,6 +16,7 @@ Look for what would fail, before a run. Alone: this machine. Each finding has it
 EXAMPLE = (
     "headway doctor",
     "headway doctor --script train.py launch.sh Dockerfile",
+    "headway doctor --log slurm-1234.out",
 )
 
 
@@ -27,6 +28,13 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="read training scripts, launch scripts, Dockerfiles (or a folder of them); nothing is run",
     )
+    parser.add_argument(
+        "--log",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="name the first failure in log files of any launcher (or a folder of them), its cause and fix",
+    )
     parser.add_argument("--all", action="store_true", help="print also what was found to be in order")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
@@ -34,6 +42,8 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from headway import api
 
+    if options.log:
+        return _logs(options)
     if not options.script:
         raise UserError("name something to look at", fix="--script FILE...")
     report = api.doctor_scripts(options.script)
@@ -43,3 +53,18 @@ def run(options: Namespace) -> int:
         tables.print_findings(report, every=options.all)
         sys.stdout.flush()
     return report.exit_code
+
+
+def _logs(options: Namespace) -> int:
+    """0: no line names an error; 2: one was found."""
+    from headway import api
+
+    found = api.diagnose_logs(options.log)
+    if options.json:
+        tables.print_json({"diagnosis": found.to_json() if found else None, "exit_code": 2 if found else 0})
+    elif found is None:
+        print("no line of these logs names an error")
+    else:
+        print(f"diagnosis: {found.name}")
+        tables.print_diagnosis(found)
+    return 2 if found else 0

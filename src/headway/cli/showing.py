@@ -71,7 +71,8 @@ def one(name: str | None, *, as_json: bool) -> int:
 
     run = api.summary(name)
     if as_json:
-        tables.print_json(asdict(run))
+        found = api.diagnose(run.path)
+        tables.print_json(asdict(run) | {"diagnosis": found.to_json() if found else None})
         return EXIT_OK
     plan = _plan_of(run)
     print(f"{run.name}: {run.state}, step {run.step} of {run.steps}")
@@ -92,6 +93,9 @@ def one(name: str | None, *, as_json: bool) -> int:
     if run.failure:
         tables.print_title("failure")
         tables.print_lines(printable(run.failure).splitlines())
+    if (found := api.diagnose(run.path)) is not None:
+        tables.print_title(f"diagnosis: {found.name}")
+        tables.print_diagnosis(found)
     tables.print_next(_next(run))
     return EXIT_OK
 

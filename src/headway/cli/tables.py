@@ -14,6 +14,7 @@ from headway.cli.seam import ExportResult, Report
 from headway.units import format_bytes
 
 if TYPE_CHECKING:
+    from headway.diagnose.judge import Diagnosis
     from headway.plan.schema import Plan
 
 
@@ -101,6 +102,14 @@ def print_findings(report: Report, *, every: bool) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for line in finding_lines(report, every=every, width=width):
         print(line)
+
+
+def print_diagnosis(found: Diagnosis) -> None:
+    """One failure: who, in whose words, why, and what to do."""
+    who = "a rank that no line names" if found.rank is None else f"rank {found.rank}"
+    who += f" on {found.host}" if found.host else ""
+    rows = [("first", who), ("error", found.error), ("seen", found.where), ("cause", found.cause), ("fix", found.fix)]
+    print_pairs([(name, printable(value)) for name, value in rows])
 
 
 def print_export(result: ExportResult) -> None:

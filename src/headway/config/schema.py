@@ -256,6 +256,10 @@ class LaunchConfig(Section):
     threads: Positive | Auto = Field(default="auto", description="Threads of each process on a CPU.")
     timeout: Duration = Field(default=600.0, description="Longest wait in a collective operation.", examples=["10 min"])
     port: Port | None = Field(default=None, description="Of the rendezvous; null: a free one.")
+    debug: bool = Field(
+        default=False,
+        description="NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL in every rank: slower, says more.",
+    )
 
 
 class ExportConfig(Section):

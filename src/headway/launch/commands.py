@@ -24,6 +24,8 @@ def rank_environment(job: JobSpec, rank: int, port: int) -> dict[str, str]:
     }
     if launch.device == "cpu":
         defaults["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed probes for every accelerator that it knows
+    if launch.debug:
+        defaults |= {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     if job.resume:
         defaults["HEADWAY_RESUME"] = "1"  # the worker then refuses to start without a complete checkpoint
     rendezvous = {

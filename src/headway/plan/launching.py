@@ -30,6 +30,7 @@ def plan_launch(asked: LaunchConfig, strategy_kind: str, cluster: ClusterFacts, 
         backend=backend,
         timeout_seconds=asked.timeout,
         port=asked.port,
+        debug=asked.debug,
     )
 
 

@@ -157,6 +157,7 @@ class LaunchPlan(Part):
     backend: Literal["gloo", "nccl"]
     timeout_seconds: float
     port: int | None = None
+    debug: bool = False
 
 
 class ExportPlan(Part):

@@ -150,7 +150,7 @@ class _Reader(ast.NodeVisitor):
                 if self.is_rank(test.operand):
                     return "first"
                 inner = None if _is_partial(test.operand) else self.side(test.operand)
-                return None if inner is None else ("others" if inner == "first" else "first")
+                return _opposite(inner)
             case ast.BoolOp(op=ast.And()):
                 return next((side for value in test.values if (side := self.side(value)) is not None), None)
             case ast.BoolOp(op=ast.Or()):
@@ -160,16 +160,18 @@ class _Reader(ast.NodeVisitor):
             case ast.Call():
                 return self.side(test.func)
             case ast.Attribute(attr=name) | ast.Name(id=name):
-                return self.flags.get(name) or ("first" if name.lower() in _FIRST else None)
+                return self.flags[name] if name in self.flags else _first_by_name(name)
             case _:
                 return None
 
     def _either(self, values: list[ast.expr]) -> Side | None:
         """`rank == 0 or not distributed`: one side only where every other part means a single process."""
         sides = [self.side(value) for value in values]
-        known = [side for side in sides if side is not None]
+        known: list[Side] = [side for side in sides if side is not None]
         rest = [value for value, side in zip(values, sides, strict=True) if side is None]
-        return known[0] if known and all(_means_single(value) for value in rest) and len(set(known)) == 1 else None
+        if not known or len(set(known)) > 1 or not all(_means_single(value) for value in rest):
+            return None
+        return known[0]
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Side | None:
         if not self.is_rank(left) and self.is_rank(right):
@@ -183,7 +185,9 @@ class _Reader(ast.NodeVisitor):
         if isinstance(right, ast.Tuple | ast.List | ast.Set) and any(is_zero(item) for item in right.elts):
             values = {ast.unparse(item) for item in right.elts}
             if values <= {"0", "-1"}:
-                return "first" if isinstance(op, ast.In) else "others" if isinstance(op, ast.NotIn) else None
+                if isinstance(op, ast.In):
+                    return "first"
+                return "others" if isinstance(op, ast.NotIn) else None
         return None
 
     def is_rank(self, node: ast.expr) -> bool:
@@ -200,6 +204,14 @@ class _Reader(ast.NodeVisitor):
                 return key in ("RANK", "LOCAL_RANK")
             case _:
                 return False
+
+
+def _opposite(side: Side | None) -> Side | None:
+    return None if side is None else "others" if side == "first" else "first"
+
+
+def _first_by_name(name: str) -> Side | None:
+    return "first" if name.lower() in _FIRST else None
 
 
 def _is_partial(test: ast.expr) -> bool:

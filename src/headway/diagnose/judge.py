@@ -1,0 +1,246 @@
+"""Which failure came first, in whose words; echoes of it in other ranks are not it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headway.diagnose.signatures import EXCEPTION, LAUNCHERS_OWN, Strength, recognise
+from headway.diagnose.streams import Line, read
+from headway.errors import Problem, UserError
+
+_ORDER: dict[Strength, int] = {"strong": 0, "weak": 1, "echo": 2}
+_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
+_BLOCK = re.compile(r"^\s*(?P<key>rank|exitcode|host|time)\s*: (?P<value>.*)")
+_WATCHDOG = re.compile(
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), "
+    r"OpType=(?P<kind>\w+)(?:, NumelIn=(?P<elements>\d+))?"
+)
+_OVERFLOW = re.compile(
+    r"OVERFLOW!.*Skipping step|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*nan", re.I
+)
+_LOOP = 5  # skipped or non-finite steps in a row
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One failure. `rank` None: no line says it. `error`: the rank's own words; `where`: file and line of them."""
+
+    name: str
+    rank: int | None
+    error: str
+    where: str
+    cause: str
+    fix: str
+    host: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A line that names an error."""
+
+    line: Line
+    strength: Strength
+    name: str
+    cause: str
+    fix: str
+    order: int
+
+    def place(self) -> tuple[int, float, int]:
+        """The first failure is the smallest: by strength, then by time where lines say it, then by order."""
+        return _ORDER[self.strength], self.line.time if self.line.time is not None else 0.0, self.order
+
+
+def diagnose_logs(paths: Sequence[Path]) -> Diagnosis | None:
+    """The diagnosis of log files, of one rank each or of all together; None where no line names an error.
+
+    Raises UserError with every path that cannot be read.
+    """
+    lines: list[Line] = []
+    problems: list[Problem] = []
+    for path in _files(paths):
+        try:
+            lines += read(path)
+        except OSError as error:
+            problems.append(
+                Problem("--log", f"cannot be read: {error.strerror}", str(path), f"see ls -l {path.parent}")
+            )
+    if problems:
+        raise UserError(problems=problems)
+    return diagnose(lines)
+
+
+def diagnose_run(failure: str, rank: int | None, logs: Sequence[Path]) -> Diagnosis | None:
+    """Of a run: the launcher's word on the first failure, then the logs, which may say more than it.
+
+    failure: the first failing rank's own error, an empty string where none was written.
+    """
+    stated = diagnose([Line("the run's record", n, text, rank) for n, text in enumerate(failure.splitlines(), start=1)])
+    lines = [line for log in logs for line in read(log)]
+    own = [line for line in lines if line.rank == rank] if rank is not None else lines
+    if stated is not None and stated.name not in ("other", "peer-lost", "collective-timeout", "killed"):
+        return stated
+    logged = diagnose(own)
+    if logged is not None and logged.name not in ("other", "peer-lost", "collective-timeout"):
+        return logged
+    whole = diagnose(lines)
+    if stated is None:
+        return logged or whole or _words(failure, rank)
+    return whole if stated.name == "collective-timeout" and whole is not None and whole.rank is not None else stated
+
+
+def _words(failure: str, rank: int | None) -> Diagnosis | None:
+    if not failure:
+        return None
+    cause = "no known pattern: the error's own words say what happened"
+    return Diagnosis("other", rank, failure.splitlines()[0], "the run's record", cause, "headway show RUN --logs")
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(
+            one for one in path.rglob("*") if one.is_file() and one.suffix in (".log", ".out", ".err", ".txt")
+        )
+        found += inside if path.is_dir() else [path]
+    return found
+
+
+def diagnose(lines: Sequence[Line]) -> Diagnosis | None:
+    """One diagnosis of these lines, or None."""
+    seen = _errors(lines)
+    loop = _loop(lines)
+    if loop is not None:
+        seen.append(loop)
+    if not seen:
+        return None
+    first = min(seen, key=_Seen.place)
+    root = _root_cause(lines)
+    if root is not None and first.strength != "strong":
+        own = [one for one in seen if one.line.rank == root and one.strength != "echo"]
+        first = min(own, key=_Seen.place) if own else first
+    rank = first.line.rank if first.line.rank is not None else _rank_of(first, root, lines)
+    made = Diagnosis(
+        first.name, rank, first.line.text.strip(), f"{first.line.file}:{first.line.number}", first.cause, first.fix,
+        first.line.host,
+    )  # fmt: skip
+    return _said_more(made, first, seen, lines)
+
+
+def _rank_of(first: _Seen, root: int | None, lines: Sequence[Line]) -> int | None:
+    """Of a line without a rank: the launcher's word on which failed first, or the only rank that there is."""
+    ranks = {line.rank for line in lines if line.rank is not None}
+    return root if root is not None else next(iter(ranks)) if len(ranks) == 1 else None
+
+
+def _errors(lines: Sequence[Line]) -> list[_Seen]:
+    found: list[_Seen] = []
+    for order, line in enumerate(lines):
+        text = line.text.strip()
+        if not text or LAUNCHERS_OWN.search(text):
+            continue
+        known = recognise(text) if _may_be_error(line.text) else None
+        if known is not None:
+            signature, match = known
+            cause, fix = signature.words(match)
+            found.append(_Seen(line, signature.strength, signature.name, cause, fix, order))
+        elif (match := EXCEPTION.match(text)) is not None and line.text[:1] not in " \t":
+            if order + 1 < len(lines) and recognise(lines[order + 1].text) is not None:
+                continue  # a heading: what it heads is the error
+            cause = "no known pattern: the error's own words say what happened"
+            fix = f"read the lines above {line.file}:{line.number}"
+            found.append(_Seen(line, "strong", "other", cause, fix, order))
+    return _without_chains(found, lines)
+
+
+def _may_be_error(text: str) -> bool:
+    """Source lines that a traceback quotes are not errors, nor is the place that they stand in."""
+    return not text.startswith(("    ", "  File "))
+
+
+def _without_chains(found: list[_Seen], lines: Sequence[Line]) -> list[_Seen]:
+    """Of exceptions that follow from each other in one rank, those that a signature knows stand for the others."""
+    joined = ("During handling of the above exception", "The above exception was the direct cause")
+    known_before: set[int | None] = set()
+    kept: list[_Seen] = []
+    position = 0
+    chained: set[int | None] = set()
+    for one in found:
+        while position <= one.order:
+            if any(word in lines[position].text for word in joined):
+                chained.add(lines[position].rank)
+            position += 1
+        rank = one.line.rank
+        if one.name == "other" and rank in chained and rank in known_before:
+            chained.discard(rank)
+            continue
+        if one.name != "other" and rank in chained:
+            kept = [old for old in kept if not (old.name == "other" and old.line.rank == rank)]
+        chained.discard(rank)
+        if one.name != "other":
+            known_before.add(rank)
+        kept.append(one)
+    return kept
+
+
+def _loop(lines: Sequence[Line]) -> _Seen | None:
+    """Steps that are skipped, or a loss that is no number, again and again."""
+    hits = [(order, line) for order, line in enumerate(lines) if _OVERFLOW.search(line.text)]
+    if len(hits) < _LOOP:
+        return None
+    order, line = hits[0]
+    known = recognise("Current loss scale already at minimum")
+    if known is None:
+        return None
+    cause, fix = known[0].words(known[1])
+    return _Seen(line, "strong", "not-finite", f"{cause}: {len(hits)} lines say so", fix, order)
+
+
+def _root_cause(lines: Sequence[Line]) -> int | None:
+    """The rank in torchrun's closing table under 'Root Cause'."""
+    below = False
+    for line in lines:
+        below = below or _ROOT_CAUSE.search(line.text) is not None
+        match = _BLOCK.match(line.text)
+        if below and match and match["key"] == "rank":
+            number = re.match(r"\d+", match["value"])
+            return int(number[0]) if number else None
+    return None
+
+
+def _said_more(made: Diagnosis, first: _Seen, seen: Sequence[_Seen], lines: Sequence[Line]) -> Diagnosis:
+    """What other ranks' lines add: who is missing from a collective, whether a module is absent on one host only."""
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if made.name == "missing-module" and len(ranks) > 1:
+        same = {one.line.rank for one in seen if one.name == made.name}
+        if same < ranks and made.rank is not None:
+            others = ", ".join(map(str, sorted(rank for rank in ranks - same if rank is not None)))
+            return replace(made, cause=f"{made.cause}, while rank {others} found it: the environments differ")
+    if made.name == "collective-timeout":
+        return _timed_out(made, lines, ranks, {one.line.rank for one in seen if one.name == made.name})
+    return made
+
+
+def _timed_out(
+    made: Diagnosis, lines: Sequence[Line], ranks: Iterable[int | None], waiting: Iterable[int | None]
+) -> Diagnosis:
+    """Ranks that wait are not the culprit; it is one that says nothing, or waits in another collective."""
+    dogs = {int(m["rank"]): m for line in lines if (m := _WATCHDOG.search(line.text))}
+    places = {rank: (m["kind"], m["elements"], int(m["number"])) for rank, m in dogs.items()}
+    if len(set(places.values())) > 1:
+        behind = min(places, key=lambda rank: (places[rank][2], rank))
+        told = "; ".join(f"rank {r}: {k} of {e} elements, number {n}" for r, (k, e, n) in sorted(places.items()))
+        cause = f"the ranks wait in different collectives ({told}): some took a branch that others did not"
+        fix = "move the collective out of the test of the rank; headway doctor --script FILE finds it"
+        return replace(made, name="mismatched-collectives", rank=behind, cause=cause, fix=fix)
+    absent = sorted(rank for rank in set(ranks) - set(waiting) if rank is not None)
+    if absent and list(waiting) != [None]:
+        names = ", ".join(map(str, absent))
+        return replace(made, rank=absent[0], cause=f"{made.cause}: rank {names} never came to it")
+    return made

@@ -1,0 +1,286 @@
+"""From logs to one diagnosis: real failures of this machine, and logs that only GPUs write, in their own format."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes.jobs import TESTS
+from headway.cli.main import main
+from headway.diagnose.judge import Diagnosis, diagnose, diagnose_logs, diagnose_run
+from headway.diagnose.streams import parse
+from headway.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    command = [sys.executable, "-m", "fakes.real_failures", str(folder)]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def of(text: str, file: str = "job.log") -> Diagnosis:
+    found = diagnose([parse(line, file, n) for n, line in enumerate(text.strip("\n").splitlines(), start=1)])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("disk_full", "disk-full", "No space left on device"),
+        ("disk_full_while_saving", "disk-full", "enforce fail at inline_container"),
+        ("torn_checkpoint", "torn-checkpoint", "failed finding central directory"),
+        ("torn_safetensors", "torn-checkpoint", "SafetensorError"),
+        ("unsafe_pickle", "unsafe-pickle", "Weights only load failed"),
+        ("unpicklable", "unsafe-pickle", "cannot pickle '_thread.lock' object"),
+        ("size_mismatch", "size-mismatch", "size mismatch for weight"),
+        ("token_out_of_range", "token-out-of-range", "index out of range in self"),
+        ("label_out_of_range", "token-out-of-range", "Target 7 is out of bounds"),
+        ("missing_module", "missing-module", "No module named 'not_installed_here'"),
+        ("address_in_use", "address-in-use", "EADDRINUSE"),
+        ("refused", "connection-refused", "client socket has timed out"),
+        ("host_memory", "host-out-of-memory", "you tried to allocate 1125899906842624 bytes"),
+        ("python_memory", "host-out-of-memory", "MemoryError"),
+        ("kernel_build", "kernel-build", "Ninja is required"),
+    ],
+)
+def test_real_failures(real: Path, kind: str, name: str, says: str) -> None:
+    found = diagnose_logs([real / f"{kind}.log"])
+    assert found is not None
+    assert (found.name, says in found.error) == (name, True)
+    assert "?" not in found.cause
+    assert found.fix
+
+
+def test_a_time_out_names_the_rank_that_did_not_come(real: Path) -> None:
+    found = diagnose_logs([real / "timeout-rank-0.log", real / "timeout-rank-1.log"])
+    assert found is not None
+    assert (found.name, found.rank) == ("collective-timeout", 1)
+    assert "rank 1 never came to it" in found.cause
+
+
+def test_the_first_error_and_not_its_echo(real: Path) -> None:
+    found = diagnose_logs([real / "echo-rank-0.log", real / "echo-rank-1.log"])
+    assert found is not None
+    assert (found.rank, found.error) == (1, "ValueError: row 17 of corpus.txt has no text")
+    alone = diagnose_logs([real / "echo-rank-0.log"])
+    assert alone is not None
+    assert alone.name == "peer-lost"
+
+
+def test_a_killed_process(tmp_path: Path) -> None:
+    """bash's own words for a child that SIGKILL ended."""
+    script = "bash -c 'kill -9 $$' ; echo after"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    (tmp_path / "job.log").write_text(done.stdout + done.stderr)
+    found = diagnose_logs([tmp_path / "job.log"])
+    assert found is not None
+    assert found.name == "killed"
+
+
+# Written by hand in the formats of torch 2.x, NCCL, DeepSpeed and torchrun.
+CUDA_OOM = """
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 88, in <module>
+[rank1]:     loss.backward()
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 1 has a total capacity \
+of 79.11 GiB of \
+which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.08 GiB memory in use.
+[rank0]:[E1130 10:02:11.123456789 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process \
+group watchdog \
+thread terminated with exception: NCCL communicator was aborted on rank 0.
+[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited \
+or there was a \
+network error, NCCL version 2.27.3
+"""
+WATCHDOG = """
+[rank{a}]:[E626 06:24:44.90388 ProcessGroupNCCL.cpp:616] [Rank {a}] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum={na}, OpType={ka}, NumelIn={ea}, NumelOut={ea}, Timeout(ms)=600000) ran for 600020 milliseconds before \
+timing out.
+[rank{b}]:[E626 06:24:45.15993 ProcessGroupNCCL.cpp:616] [Rank {b}] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum={nb}, OpType={kb}, NumelIn={eb}, NumelOut={eb}, Timeout(ms)=600000) ran for 600030 milliseconds before \
+timing out.
+"""
+ELASTIC = """
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_15:43:03
+  host      : node7
+  rank      : 3 (local_rank: 3)
+  exitcode  : {code} (pid: 14750)
+  error_file: <N/A>
+  traceback : Signal {signal} received by PID 14750
+============================================================
+"""
+
+
+def test_a_gpu_out_of_memory_before_its_echo() -> None:
+    found = of(CUDA_OOM)
+    assert (found.name, found.rank) == ("cuda-out-of-memory", 1)
+    assert found.cause == "the GPU's memory ran out (asked for: 2.32 GiB)"
+    assert "train.micro_batch" in found.fix
+
+
+def test_a_watchdog_that_waits_names_who_is_missing() -> None:
+    text = WATCHDOG.format(a=0, b=1, na=9, nb=9, ka="ALLREDUCE", kb="ALLREDUCE", ea=1, eb=1) + "\n[rank2]: step 8 done"
+    assert (of(text).name, of(text).rank) == ("collective-timeout", 2)
+    assert "rank 2 never came to it" in of(text).cause
+
+
+def test_ranks_in_different_collectives() -> None:
+    found = of(WATCHDOG.format(a=0, b=1, na=10, nb=9, ka="ALLREDUCE", kb="_ALLGATHER_BASE", ea=1, eb=4096))
+    assert (found.name, found.rank) == ("mismatched-collectives", 1)
+    assert (
+        "rank 0: ALLREDUCE of 1 elements, number 10; rank 1: _ALLGATHER_BASE of 4096 elements, number 9" in found.cause
+    )
+    detail = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: BARRIER"
+    assert of(detail).name == "mismatched-collectives"
+
+
+def test_torchruns_table_names_the_rank_and_its_signal() -> None:
+    killed = of(ELASTIC.format(code=-9, signal="9 (SIGKILL)"))
+    assert (killed.name, killed.rank) == ("killed", 3)
+    bus = of(ELASTIC.format(code=-7, signal="7 (SIGBUS)"))
+    assert (bus.name, bus.rank) == ("shared-memory", 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("[2026-11-30 10:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python'] exits with return code = -9",
+         "killed"),
+        ("RuntimeError: DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's "
+         "workers are out of shared memory.", "shared-memory"),
+        ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+         "shared-memory"),
+        ("RuntimeError: DataLoader worker (pid(s) 325) exited unexpectedly", "worker-lost"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no-kernel-image"),
+        ("RuntimeError: Error building extension 'fused_adam'", "kernel-build"),
+        ("deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA "
+        "op(s)",
+         "kernel-build"),
+        ("ImportError: flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104impl",
+         "undefined-symbol"),
+        ("RuntimeError: operator torchvision::nms does not exist", "undefined-symbol"),
+        ("../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] "
+        "Assertion "
+         "`srcIndex < srcSelectDimSize` failed.", "token-out-of-range"),
+        ("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.", "
+        (""not-finite"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "driver"),
+        ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:121, unhandled system error (run with "
+         "NCCL_DEBUG=INFO for details), NCCL version 2.27.3 ncclSystemError: System call failed", "nccl-system"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
+         "host-out-of-memory"),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "gpu-fault"),
+        ("OSError: [Errno 122] Disk quota exceeded: 'out/model.safetensors'", "disk-full"),
+    ],
+)  # fmt: skip
+def test_single_lines(line: str, name: str) -> None:
+    assert of(line).name == name
+
+
+def test_a_device_side_assert_is_its_first_line_not_the_last() -> None:
+    text = """
+Indexing.cu:1284: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
+Traceback (most recent call last):
+RuntimeError: CUDA error: device-side assert triggered
+"""
+    assert of(text).name == "token-out-of-range"
+
+
+def test_loops_of_skipped_steps() -> None:
+    line = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}"
+    text = "\n".join(line.format(2**n, 2 ** (n - 1)) for n in range(16, 4, -1))
+    assert of(text).name == "not-finite"
+    assert "12 lines say so" in of(text).cause
+    few = [parse(line.format(65536, 32768), "job.log", n) for n in range(2)]
+    assert diagnose(few) is None  # a loss scale that finds its place
+
+
+def test_a_module_that_one_host_lacks() -> None:
+    lines = ("0: step 1", "2: Traceback", "2: ModuleNotFoundError: No module named 'flash_attn'", "1: step 1")
+    found = of("\n".join(lines))
+    assert (found.name, found.rank) == ("missing-module", 2)
+    assert "while rank 0, 1 found it" in found.cause
+    pdsh = of("node1: step 1\nnode2: ModuleNotFoundError: No module named 'flash_attn'")
+    assert pdsh.host == "node2"
+
+
+def test_retries_of_a_start_are_no_failure() -> None:
+    text = """
+[W1130 10:00:00.000000001 socket.cpp:752] [c10d] The client socket has failed to connect to [node1]:29500 \
+(errno: 111 - \
+Connection refused).
+[rank0]: KeyError: 'input_ids'
+"""
+    assert of(text).error == "KeyError: 'input_ids'"
+    quoted = "Traceback\n  File \"a.py\", line 3\n    raise OSError('No space left on device')\nKeyError: 'x'"
+    assert of(quoted).error == "KeyError: 'x'"
+
+
+def test_of_chained_exceptions_the_known_one_counts() -> None:
+    text = """
+Traceback (most recent call last):
+OSError: [Errno 28] No space left on device
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+RuntimeError: the writer's thread ended
+"""
+    assert of(text).name == "disk-full"
+
+
+def test_only_the_last_start_of_a_log_counts(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("MemoryError\n======== started again 2026-11-30 10:00:00 ========\nstep 1\n")
+    assert diagnose_logs([log]) is None
+    log.write_text(log.read_text() + "KeyError: 'x'\n")
+    assert diagnose_logs([log]) == diagnose_logs([tmp_path])
+
+
+def test_of_a_run_the_launchers_word_comes_first(tmp_path: Path) -> None:
+    log = tmp_path / "rank-1.log"
+    log.write_text("step 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n")
+    found = diagnose_run("killed by SIGKILL (out of memory? the kernel's log says so)", 1, [log])
+    assert found is not None
+    assert found.name == "cuda-out-of-memory"  # the log knows more
+    silent = diagnose_run("killed by SIGKILL (out of memory? the kernel's log says so)", 1, [])
+    assert silent is not None
+    assert (silent.name, silent.rank) == ("killed", 1)
+    plain = diagnose_run("no error was written (exit code 3)", 0, [])
+    assert plain is not None
+    assert (plain.name, plain.error) == ("other", "no error was written (exit code 3)")
+    assert diagnose_run("", None, []) is None
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "slurm-7.out"
+    log.write_text("0: OSError: [Errno 28] No space left on device\n")
+    assert main(["doctor", "--log", str(log)]) == 2
+    said = capsys.readouterr().out
+    assert "diagnosis: disk-full" in said
+    assert "first  rank 0" in said
+    assert main(["doctor", "--log", str(log), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["diagnosis"]["name"] == "disk-full"
+    log.write_text("step 1\n")
+    assert main(["doctor", "--log", str(log)]) == 0
+    with pytest.raises(UserError, match="cannot be read"):
+        diagnose_logs([tmp_path / "absent.log"])
