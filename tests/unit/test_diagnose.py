@@ -181,8 +181,7 @@ def test_torchruns_table_names_the_rank_and_its_signal() -> None:
         ("../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] "
         "Assertion "
          "`srcIndex < srcSelectDimSize` failed.", "token-out-of-range"),
-        ("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.", "
-        (""not-finite"),
+        ("Exception: Current loss scale already at minimum - cannot decrease scale anymore.", "not-finite"),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "driver"),
         ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:121, unhandled system error (run with "
          "NCCL_DEBUG=INFO for details), NCCL version 2.27.3 ncclSystemError: System call failed", "nccl-system"),

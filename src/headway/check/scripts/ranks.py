@@ -166,12 +166,12 @@ class _Reader(ast.NodeVisitor):
 
     def _either(self, values: list[ast.expr]) -> Side | None:
         """`rank == 0 or not distributed`: one side only where every other part means a single process."""
-        sides = [self.side(value) for value in values]
-        known: list[Side] = [side for side in sides if side is not None]
+        sides: list[Side | None] = [self.side(value) for value in values]
+        known = [side for side in sides if side is not None]
         rest = [value for value, side in zip(values, sides, strict=True) if side is None]
-        if not known or len(set(known)) > 1 or not all(_means_single(value) for value in rest):
+        if len(set(known)) != 1 or not all(_means_single(value) for value in rest):
             return None
-        return known[0]
+        return "first" if "first" in known else "others"
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Side | None:
         if not self.is_rank(left) and self.is_rank(right):
