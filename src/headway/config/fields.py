@@ -56,8 +56,14 @@ def _read_length(value: object) -> Amount:
     return parse_amount(value, _AMOUNT_UNITS)
 
 
-def _read_batch(value: object) -> Amount:
-    return value if isinstance(value, Amount) else parse_amount(value, ("tokens", "sequences"))
+def _read_batch(value: object) -> Amount | Auto:
+    if isinstance(value, Amount):
+        return value
+    return "auto" if value == "auto" else parse_amount(value, ("tokens", "sequences"))
+
+
+def _write_batch(value: Amount | Auto) -> str:
+    return write_amount(value) if isinstance(value, Amount) else value
 
 
 def _read_interval(value: object) -> Amount:
@@ -78,7 +84,7 @@ def _write_seconds(seconds: float) -> str:
 
 
 Length = Annotated[Amount, BeforeValidator(_read_length), PlainSerializer(write_amount, return_type=str)]
-BatchSize = Annotated[Amount, BeforeValidator(_read_batch), PlainSerializer(write_amount, return_type=str)]
+BatchSize = Annotated[Amount | Auto, BeforeValidator(_read_batch), PlainSerializer(_write_batch, return_type=str)]
 Interval = Annotated[Amount, BeforeValidator(_read_interval), PlainSerializer(write_amount, return_type=str)]
 Warmup = Annotated[Amount, BeforeValidator(_read_warmup), PlainSerializer(write_amount, return_type=str)]
 Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]

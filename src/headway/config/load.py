@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
+from headway.config.deepspeed_merge import SPOILED_BY, merge
 from headway.config.fields import write_amount
 from headway.config.keys import section_of
 from headway.config.overrides import WHERE, Override, lay_over, parse_override
@@ -27,13 +29,17 @@ from headway.units import Amount
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A valid run file. Relative paths in it start at `base`. `origins`: "train.length" -> "run.yaml:7" or "--set"."""
+    """A valid run file. Relative paths in it start at `base`. `origins`: "train.length" -> "run.yaml:7" or "--set".
+
+    deepspeed: the JSON that `strategy.config` names; its values stand in `config`, with their lines in `origins`.
+    """
 
     config: RunConfig
     path: Path
     text: str
     origins: dict[str, str]
     overrides: tuple[str, ...] = ()
+    deepspeed: DeepSpeedJson | None = None
 
     @property
     def base(self) -> Path:
@@ -49,9 +55,12 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
     return load_text(read_text(path), path, overrides)
 
 
-def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
-    """As `load_run`, for a text that stands (or once stood) at `path`: a run directory's copy keeps its old base."""
-    return _load(parse(text, path.name), path, overrides)
+def load_text(text: str, path: Path, overrides: Sequence[str] = (), deepspeed: str | None = None) -> LoadedRun:
+    """As `load_run`, for a text that stands (or once stood) at `path`: a run directory's copy keeps its old base.
+
+    deepspeed: the text of the DeepSpeed JSON, where a copy goes before the file that `strategy.config` names.
+    """
+    return _load(parse(text, path.name), path, overrides, deepspeed)
 
 
 def from_mapping(
@@ -81,9 +90,12 @@ class _Origins:
         self._name = source.name
         self._lines = source.lines
         self._set = {override.path for override in overrides}
+        self.json: dict[KeyPath, str] = {}  # of what a DeepSpeed JSON said
 
     def of(self, path: KeyPath) -> str:
         for length in range(len(path), 0, -1):
+            if path[:length] in self.json:
+                return self.json[path[:length]]
             if path[:length] in self._set:
                 return WHERE
             if path[:length] in self._lines:
@@ -94,7 +106,7 @@ class _Origins:
         return self.of(tuple(key.partition("[")[0].split(".")))
 
 
-def _load(source: Source, path: Path, overrides: Sequence[str]) -> LoadedRun:
+def _load(source: Source, path: Path, overrides: Sequence[str], json_text: str | None = None) -> LoadedRun:
     data, problems = _mapping(source), list(source.problems)
     parsed = [parse_override(text) for text in overrides]
     accepted = [override for override in parsed if isinstance(override, Override)]
@@ -102,13 +114,34 @@ def _load(source: Source, path: Path, overrides: Sequence[str]) -> LoadedRun:
     data, blocked = lay_over(data, accepted)
     problems += blocked
     origins = _Origins(source, accepted)
+    json = _deepspeed_json(data, path.absolute().parent, json_text)
+    if json is not None:
+        merged = merge(data, json, [override.path for override in accepted])
+        problems += [*json.problems, *(replace(p, where=origins.of_key(p.key)) for p in merged.problems)]
+        data, origins.json = merged.data, merged.origins
+        json = replace(json, notices=(*json.notices, *merged.notices))
     secrets = list(find_secrets(data))
     problems += [Problem(dotted(found), "looks like a secret", fix=FIX, where=origins.of(found)) for found in secrets]
     config, found = _validate(_without(data, secrets), origins)
-    problems += found
+    told = {key for problem in problems for key in (problem.key, *SPOILED_BY.get(problem.key, ()))}
+    problems += [problem for problem in found if problem.key not in told]
     if config is None or problems:
         raise ConfigError(problems=sorted(map(_discreet, problems), key=_line))
-    return LoadedRun(config, path, source.text, _origin_table(data, origins), tuple(overrides))
+    return LoadedRun(config, path, source.text, _origin_table(data, origins), tuple(overrides), json)
+
+
+def _deepspeed_json(data: dict[str, Any], base: Path, text: str | None) -> DeepSpeedJson | None:
+    """The JSON that strategy.config names, read and judged; None where there is none.
+
+    Raises ConfigError where it is absent or has no structure: nothing else could be judged without it.
+    """
+    strategy: object = data.get("strategy")
+    named: object = cast("dict[str, Any]", strategy).get("config") if isinstance(strategy, dict) else None
+    kind: object = cast("dict[str, Any]", strategy).get("kind") if isinstance(strategy, dict) else None
+    if not isinstance(named, str) or kind not in ("deepspeed", None):  # with another kind a rule refuses it
+        return None
+    path = base / named
+    return read_deepspeed_json(read_text(path) if text is None else text, path.name)
 
 
 def _discreet(problem: Problem) -> Problem:

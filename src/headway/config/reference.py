@@ -31,7 +31,7 @@ Short forms: `model: ./folder`, `tokenizer: 32k`, `data: corpus/*.txt`, `train: 
 
 _NAMES: tuple[tuple[Any, str], ...] = (
     (types.Length, "tokens, sequences, steps or epochs"),
-    (types.BatchSize, "tokens or sequences"),
+    (types.BatchSize, "tokens or sequences, or `auto`"),
     (types.Interval, "steps, tokens or time"),
     (types.Warmup, "share, steps or tokens"),
     (types.Duration, "time"),

@@ -151,28 +151,36 @@ def _adapter(adapter: AdapterConfig | None, model: ModelConfig, task: TaskConfig
 # --- length and batch ------------------------------------------------------------------------------------------------
 
 
-def _batch_tokens(train: TrainConfig) -> float:
+def _batch_tokens(train: TrainConfig) -> float | None:
+    """None where the batch follows from the number of processes."""
     batch = train.global_batch
+    if batch == "auto":
+        return None
     return batch.value if batch.unit == "tokens" else batch.value * train.sequence
 
 
 def _tokens(amount: Amount, train: TrainConfig) -> float | None:
     """Tokens of an amount where the file alone tells; None for epochs, shares and times."""
     if amount.unit == "steps":
-        return amount.value * _batch_tokens(train)
+        batch = _batch_tokens(train)
+        return None if batch is None else amount.value * batch
     return {"tokens": amount.value, "sequences": amount.value * train.sequence}.get(amount.unit)
 
 
 def _batch_holds_a_sequence(train: TrainConfig) -> Iterator[Problem]:
-    if _batch_tokens(train) < train.sequence:
+    batch = _batch_tokens(train)
+    if batch is None and "auto" in (train.micro_batch, train.accumulation):
+        rule = "auto is micro_batch x accumulation x processes, and these are not both given"
+        yield Problem("train.global_batch", rule, "auto", "write train.micro_batch and train.accumulation")
+    if batch is not None and batch < train.sequence:
         rule = f"is less than one sequence ({train.sequence} tokens)"
         yield Problem("train.global_batch", rule, str(train.global_batch), "raise it, or shorten train.sequence")
 
 
 def _length_holds_a_step(train: TrainConfig) -> Iterator[Problem]:
-    length = _tokens(train.length, train)
-    if length is not None and length < _batch_tokens(train):
-        rule = f"is less than one step ({format_count(_batch_tokens(train))} tokens, train.global_batch)"
+    length, batch = _tokens(train.length, train), _batch_tokens(train)
+    if length is not None and batch is not None and length < batch:
+        rule = f"is less than one step ({format_count(batch)} tokens, train.global_batch)"
         yield Problem("train.length", rule, str(train.length), "train longer, or in smaller batches")
 
 
@@ -218,6 +226,9 @@ def _only_deepspeed(strategy: StrategyConfig) -> Iterator[Problem]:
         if getattr(strategy.offload, part) != "none":
             fix = f"write strategy: {{kind: {stages}, offload: ...}}"
             yield Problem(f"strategy.offload.{part}", f"needs DeepSpeed; the kind is {kind}", "cpu", fix)
+    if strategy.config is not None:
+        rule = f"is a DeepSpeed JSON, and the kind is {kind}"
+        yield Problem("strategy.config", rule, strategy.config, "write kind: deepspeed, or remove config")
     for name in _DEEPSPEED_ONLY:
         if (value := getattr(strategy, name)) is not None:
             yield Problem(
@@ -239,6 +250,23 @@ def _needs_stage(strategy: StrategyConfig) -> Iterator[Problem]:
         if (value := getattr(strategy, name)) is not None and stage not in (3, None):
             rule = f"has no effect below ZeRO stage 3; the stage is {stage}"
             yield Problem(f"strategy.{name}", rule, value, "write kind: zero-3, or remove it")
+
+
+def _compression(strategy: StrategyConfig) -> Iterator[Problem]:
+    """PyTorch's communication hooks belong to DDP; ZeRO++ to ZeRO's stage 3."""
+    asked, kind = strategy.gradient_compression, strategy.kind
+    if asked is not None and kind != "ddp" and ":" not in kind:
+        fix = "write kind: ddp; for ZeRO on GPUs, stage 3 with quantized_gradients: true"
+        yield Problem("strategy.gradient_compression", f"is of kind: ddp; the kind is {kind}", asked.kind, fix)
+    if asked is not None and asked.kind == "powersgd" and asked.start_step < 2:
+        rule = "must be at least 2: DDP arranges its buckets after the first step"
+        yield Problem("strategy.gradient_compression.start_step", rule, asked.start_step, "write 2 or more")
+    zero_plus = {"quantized_weights": False, "quantized_gradients": False, "secondary_partition": 1}
+    for name, off in zero_plus.items():
+        value = getattr(strategy, name)
+        if value != off and ":" not in kind and not (kind == "deepspeed" and strategy.stage in (3, None)):
+            what = kind if kind != "deepspeed" else f"ZeRO stage {strategy.stage}"
+            yield Problem(f"strategy.{name}", f"is of ZeRO stage 3; this is {what}", value, "write kind: zero-3")
 
 
 def _launch(launch: LaunchConfig, strategy: StrategyConfig) -> Iterator[Problem]:
@@ -293,6 +321,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("strategy",), _strategy_kind),
     (("strategy",), _only_deepspeed),
     (("strategy",), _needs_stage),
+    (("strategy",), _compression),
     (("launch", "strategy"), _launch),
     (("launch", "train", "model"), _device_can),
     (("track",), _trackers),

@@ -169,7 +169,8 @@ class TrainConfig(Section):
     )
     sequence: Count = Field(description="Tokens in one sequence.", examples=[2048])
     global_batch: BatchSize = Field(
-        description="Tokens or sequences of one optimizer step, over all devices: the plan keeps it.",
+        description="Tokens or sequences of one optimizer step, over all devices: the plan keeps it. auto: "
+        "`micro_batch` x `accumulation` x processes, both written out.",
         examples=["0.5M tokens", "64 sequences"],
     )
     micro_batch: Positive | Auto = Field(default="auto", description="Sequences that one device holds at a time.")
@@ -219,6 +220,20 @@ class OffloadConfig(Section):
     parameters: Literal["none", "cpu"] = Field(default="none", description="Parameters; ZeRO 3.")
 
 
+class CompressionConfig(Section):
+    """Of DDP's gradients on their way. `gradient_compression: bf16` is short for `kind`."""
+
+    kind: Literal["fp16", "bf16", "powersgd"] = Field(
+        description="fp16, bf16: half the bytes, rounded. powersgd: two thin matrices in place of each one."
+    )
+    rank: Positive = Field(default=1, description="Of powersgd: width of the thin matrices.")
+    start_step: Positive = Field(
+        default=10,
+        description="Of powersgd: the first step that is compressed; earlier ones are sent whole. At least 2.",
+    )
+    error_feedback: bool = Field(default=True, description="Of powersgd: add what was lost to the next gradient.")
+
+
 class StrategyConfig(Section):
     """`auto`, `single`, `ddp`, or `deepspeed` with a ZeRO stage; the short form `zero-2` means the latter."""
 
@@ -226,7 +241,20 @@ class StrategyConfig(Section):
         default="auto", description="auto (the simplest that fits), single, ddp, deepspeed, zero-0 to -3."
     )
     stage: Stage | None = Field(default=None, description="ZeRO stage of deepspeed; null: the lowest that fits.")
+    config: str | None = Field(
+        default=None,
+        description="A DeepSpeed JSON for kind: deepspeed, beside the run file; read strictly (docs/deepspeed.md).",
+        examples=["ds_config.json"],
+    )
     offload: OffloadConfig = Field(default=OffloadConfig(), description="What waits in host memory.")
+    gradient_compression: CompressionConfig | None = Field(
+        default=None, description="Send smaller gradients; kind: ddp.", examples=["powersgd"]
+    )
+    quantized_weights: bool = Field(default=False, description="ZeRO++: gather parameters in 8 bits; stage 3, GPUs.")
+    quantized_gradients: bool = Field(default=False, description="ZeRO++: reduce gradients in 4 bits; stage 3, GPUs.")
+    secondary_partition: Positive = Field(
+        default=1, description="ZeRO++: ranks that share a second copy of the parameters; stage 3; 1: none."
+    )
     reduce_bucket: Count | None = Field(default=None, description="Elements reduced together.")
     allgather_bucket: Count | None = Field(default=None, description="Elements gathered together.")
     prefetch_bucket: Count | None = Field(default=None, description="Elements fetched ahead; stage 3.")

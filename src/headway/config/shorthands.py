@@ -108,6 +108,7 @@ SHORTHANDS: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
     (("optimizer",), _kind),
     (("strategy",), _strategy),
     (("strategy", "offload"), _offload),
+    (("strategy", "gradient_compression"), _kind),
     (("launch",), _kind),
     (("track",), _list),
 )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from headway.errors import PlanError, Problem
+from headway.plan.explain import flatten
 from headway.plan.schema import Plan, StrategyPlan
 
 NEVER = 2**31 - 1  # DeepSpeed prints every so many steps; Headway reports itself
 
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:
-    """The whole configuration that the engine is built from; nothing in it is 'auto'."""
+    """The whole configuration that the engine is built from; nothing in it is 'auto'.
+
+    What a DeepSpeed JSON gives to the engine beyond the plan's values (`strategy.engine`) is laid over the rest.
+
+    Raises:
+        PlanError: an "auto" is left, which DeepSpeed would drop in silence.
+    """
     config: dict[str, Any] = {
         "train_batch_size": plan.batch.slots,
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch,
@@ -31,7 +40,20 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
     if plan.numerics.precision == "fp16":
         config["fp16"] |= {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2}
         config["fp16"]["min_loss_scale"] = 1
+    config = laid_over(config, plan.strategy.engine)
+    if left := [path for path, value in flatten(config) if value == "auto"]:
+        problems = [Problem(path, "is auto, which DeepSpeed would drop", "auto", "write a value") for path in left]
+        raise PlanError(problems=problems)
     return config
+
+
+def laid_over(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over` in its sections."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return merged
 
 
 def zero_section(strategy: StrategyPlan, *, on_gpu: bool) -> dict[str, Any]:
@@ -58,5 +80,8 @@ def zero_section(strategy: StrategyPlan, *, on_gpu: bool) -> dict[str, Any]:
             "stage3_max_live_parameters": 10**9,
             "stage3_max_reuse_distance": 10**9,
             "sub_group_size": 10**9,
+            "zero_quantized_weights": strategy.quantized_weights,
+            "zero_quantized_gradients": strategy.quantized_gradients,
+            "zero_hpz_partition_size": strategy.secondary_partition,
         }
     return zero

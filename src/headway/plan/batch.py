@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from headway.config.schema import TrainConfig
 from headway.errors import PlanError, Problem
 from headway.plan.schema import BatchPlan
 from headway.units import Amount, format_count
@@ -34,6 +35,15 @@ class BatchRequest:
 class BatchSolution:
     plan: BatchPlan
     reasons: dict[str, str]
+
+
+def sequences_of(train: TrainConfig, processes: int) -> tuple[int, str]:
+    """(whole sequences of one step, reason); `auto` is what the processes hold together."""
+    if train.global_batch != "auto":
+        return global_sequences(train.global_batch, train.sequence)
+    micro = 1 if train.micro_batch == "auto" else train.micro_batch
+    steps = 1 if train.accumulation == "auto" else train.accumulation
+    return micro * steps * processes, f"micro batch {micro} x accumulation {steps} x {processes} processes"
 
 
 def global_sequences(batch: Amount, sequence: int) -> tuple[int, str]:

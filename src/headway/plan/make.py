@@ -11,7 +11,8 @@ from headway.config.schema import RunConfig
 from headway.errors import PlanError
 from headway.facts.model_config import locate_pretrained
 from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
-from headway.plan.batch import global_sequences
+from headway.plan.batch import sequences_of
+from headway.plan.deepspeed_json import judge_json, refuse_off_gpu, strategy_of, with_engine
 from headway.plan.intervals import plan_checkpoint, plan_evaluation
 from headway.plan.launching import plan_launch
 from headway.plan.ledger import Ledger
@@ -87,9 +88,10 @@ def make_plan(run: LoadedRun, facts: AllFacts) -> Plan:
         PlanError: no legal plan follows; every problem at once, each with its fix.
     """
     config, ledger = run.config, Ledger(run.origins)
-    settled = _settle(config, facts, ledger)
+    settled = _settle(run, facts, ledger)
     memory = _memory_request(config, facts, settled)
-    choice = choose_strategy(StrategyRequest(config.strategy, config.train.activation_checkpointing, memory))
+    asked = strategy_of(run, facts.shape.hidden, ledger)
+    choice = choose_strategy(StrategyRequest(asked, config.train.activation_checkpointing, memory))
     ledger.reasons |= choice.reasons
     try:
         sizes = size_batch(memory, choice.rung, config.train, settled.pace.global_sequences, ledger)
@@ -98,10 +100,12 @@ def make_plan(run: LoadedRun, facts: AllFacts) -> Plan:
     return _assemble(run, facts, settled, _Chosen(choice.rung, sizes), ledger)
 
 
-def _settle(config: RunConfig, facts: AllFacts, ledger: Ledger) -> _Settled:
+def _settle(run: LoadedRun, facts: AllFacts, ledger: Ledger) -> _Settled:
     """Raises PlanError with every problem of these parts at once."""
+    config = run.config
     cluster, train, data = facts.cluster, config.train, facts.data
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
+    refuse_off_gpu(config.strategy, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
@@ -117,11 +121,12 @@ def _settle(config: RunConfig, facts: AllFacts, ledger: Ledger) -> _Settled:
     pace = Pace(train.sequence, 1, data.train_windows, data.estimated)
     schedule = SchedulePlan(kind="constant", steps=1, tokens=1, peak_lr=0, min_lr=0, warmup_steps=0)
     with ledger.collecting():
-        total, reason = global_sequences(train.global_batch, train.sequence)
+        total, reason = sequences_of(train, launch.processes)
         ledger.because("batch.global_sequences", reason)
         pace = Pace(train.sequence, total, data.train_windows, data.estimated)
         schedule, reasons = make_schedule(config.optimizer, train.length, pace)
         ledger.reasons |= reasons
+        judge_json(run, launch.processes, schedule.steps, ledger)
     ledger.raise_problems()
     return _Settled(launch, precision, tf32, attention, pace, schedule)
 
@@ -205,7 +210,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         batch=chosen.sizes.batch,
         schedule=settled.schedule,
         optimizer=_optimizer(config),
-        strategy=chosen.rung.strategy,
+        strategy=with_engine(chosen.rung.strategy, run),
         numerics=numerics,
         evaluate=evaluate,
         log_every=train.log_every,

@@ -107,7 +107,18 @@ class OptimizerPlan(Part):
     clip: float  # 0: off
 
 
+class CompressionPlan(Part):
+    """How DDP's gradients are sent. rank, start_step, error_feedback: of powersgd."""
+
+    kind: Literal["fp16", "bf16", "powersgd"]
+    rank: int
+    start_step: int
+    error_feedback: bool
+
+
 class StrategyPlan(Part):
+    """`engine`: what a DeepSpeed JSON gives to the engine beyond the plan's own values; laid over them."""
+
     kind: str  # single | ddp | deepspeed | package.module:Class
     stage: int = 0
     offload_optimizer: bool = False
@@ -117,12 +128,17 @@ class StrategyPlan(Part):
     prefetch_bucket_elements: int = 0
     persistence_threshold_elements: int = 0
     overlap_comm: bool = False
+    quantized_weights: bool = False  # ZeRO++
+    quantized_gradients: bool = False
+    secondary_partition: int = 1
+    compression: CompressionPlan | None = None
+    engine: dict[str, Any] = {}
 
     @property
     def label(self) -> str:
-        """`ddp`, `zero-2`, `zero-3 +offload(optimizer, parameters)`."""
+        """`ddp`, `ddp +powersgd`, `zero-2`, `zero-3 +offload(optimizer, parameters)`."""
         if self.kind != "deepspeed":
-            return self.kind
+            return self.kind + (f" +{self.compression.kind}" if self.compression else "")
         parts = [n for n, on in (("optimizer", self.offload_optimizer), ("parameters", self.offload_parameters)) if on]
         return f"zero-{self.stage}" + (f" +offload({', '.join(parts)})" if parts else "")
 

@@ -14,7 +14,7 @@ from headway.config.schema import Auto, StrategyConfig
 from headway.errors import PlanError
 from headway.facts.schema import ModelShape
 from headway.plan.memory import GIB, MemoryRequest, estimate_memory, fits, host_limit_bytes, used_bytes
-from headway.plan.schema import MemoryPlan, StrategyPlan
+from headway.plan.schema import CompressionPlan, MemoryPlan, StrategyPlan
 
 # DeepSpeed's own defaults, in elements; written out because they changed between releases.
 _BUCKET = 500_000_000
@@ -113,7 +113,7 @@ def _steps(request: StrategyRequest) -> Iterator[list[StrategyPlan]]:
     optimizer, parameters = asked.offload.optimizer == "cpu", asked.offload.parameters == "cpu"
     processes = request.memory.processes
     if kind not in ("auto", "deepspeed"):
-        yield [_without_knobs(kind) if ":" not in kind else _users_own(asked)]
+        yield [_without_knobs(kind, asked) if ":" not in kind else _users_own(asked)]
         return
 
     def zero(number: int, *, states: bool = False, weights: bool = False) -> StrategyPlan:
@@ -135,8 +135,17 @@ def _steps(request: StrategyRequest) -> Iterator[list[StrategyPlan]]:
             yield [zero(3, states=True, weights=True)]
 
 
-def _without_knobs(kind: str) -> StrategyPlan:
-    return StrategyPlan(kind=kind)
+def _without_knobs(kind: str, asked: StrategyConfig | None = None) -> StrategyPlan:
+    return StrategyPlan(kind=kind, compression=_compression(asked) if asked else None)
+
+
+def _compression(asked: StrategyConfig) -> CompressionPlan | None:
+    wanted = asked.gradient_compression
+    if wanted is None:
+        return None
+    return CompressionPlan(
+        kind=wanted.kind, rank=wanted.rank, start_step=wanted.start_step, error_feedback=wanted.error_feedback
+    )
 
 
 def _users_own(asked: StrategyConfig) -> StrategyPlan:
@@ -151,6 +160,7 @@ def _users_own(asked: StrategyConfig) -> StrategyPlan:
         prefetch_bucket_elements=asked.prefetch_bucket or 0,
         persistence_threshold_elements=asked.persistence_threshold or 0,
         overlap_comm=asked.overlap_comm is True,
+        compression=_compression(asked),
     )
 
 
@@ -170,6 +180,9 @@ def deepspeed(
         prefetch_bucket_elements=(asked.prefetch_bucket or bucket(_PREFETCH, shape)) if stage == 3 else 0,
         persistence_threshold_elements=(asked.persistence_threshold or _PERSISTENCE) if stage == 3 else 0,
         overlap_comm=_overlap(request) if partitioned else False,
+        quantized_weights=asked.quantized_weights if stage == 3 else False,
+        quantized_gradients=asked.quantized_gradients if stage == 3 else False,
+        secondary_partition=asked.secondary_partition if stage == 3 else 1,
     )
 
 

@@ -1,0 +1,191 @@
+"""The schema that is read off DeepSpeed's source as syntax is the one that DeepSpeed itself has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_deepspeed_mutations import VALID
+
+from headway.config.deepspeed_check import judge_json
+from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
+from headway.config.deepspeed_models import MODELS, Release, from_plain, installed, installed_release, models_of
+from headway.config.deepspeed_table import AUTO, REMOVED, REMOVED_OPTIMIZERS
+from headway.errors import ConfigError
+
+STORED = Path(__file__).parents[1] / "cases" / "deepspeed-0.18.9-models.json"
+OLD = Release("0.18.9", from_plain(json.loads(STORED.read_text())))
+
+# Of every model: each legal name, its bounds, and whether null is legal, as pydantic has them.
+ASK = """
+import importlib, json, types, typing
+found = {}
+for module, name in json.loads(MODELS):
+    model = getattr(importlib.import_module("deepspeed." + module), name)
+    fields = {}
+    for field, info in model.model_fields.items():
+        bounds = {}
+        for part in info.metadata:
+            bounds |= {end: getattr(part, end) for end in ("ge", "gt", "le", "lt") if hasattr(part, end)}
+        arguments = typing.get_args(info.annotation)
+        fields[field] = [info.alias, bounds, type(None) in arguments]
+    found[name] = fields
+print("FOUND" + json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, Any]:
+    """What DeepSpeed's own classes say, imported in a process of its own."""
+    wanted = sorted({(file.removesuffix(".py").replace("/", "."), name) for file, name in MODELS.values()})
+    wanted += [("runtime.zero.offload_config", f"DeepSpeedZeroOffload{what}Config") for what in ("Param", "Optimizer")]
+    code = ASK.replace("MODELS", repr(json.dumps(wanted)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.partition("FOUND")[2])
+
+
+def test_syntax_and_classes_agree(asked: dict[str, Any]) -> None:
+    models = models_of(*installed(), keep=None)
+    assert len(asked) >= 13
+    for model, fields in asked.items():
+        read = models[model]
+        assert set(read) == {*fields, *(alias for alias, _, _ in fields.values() if alias)}, model
+        for name, (alias, bounds, null) in fields.items():
+            key = read[name]
+            assert key.canonical == (alias or name)
+            assert key.null == null, f"{model}.{name}"
+            assert (key.low, key.low_open) == (bounds.get("ge", bounds.get("gt")), "gt" in bounds), f"{model}.{name}"
+            assert (key.high, key.high_open) == (bounds.get("le", bounds.get("lt")), "lt" in bounds), f"{model}.{name}"
+
+
+def test_the_schema_is_kept_per_version_and_read_back_the_same(tmp_path: Path) -> None:
+    version, folder = installed()
+    fresh = models_of(version, folder, tmp_path)
+    models_of.cache_clear()
+    assert (tmp_path / f"{version}.json").is_file()
+    assert models_of(version, folder, tmp_path) == fresh
+    (tmp_path / f"{version}.json").write_text("{ torn")
+    models_of.cache_clear()
+    assert models_of(version, folder, tmp_path) == fresh
+
+
+def test_nothing_of_deepspeed_or_torch_is_imported() -> None:
+    code = (
+        "import sys; from headway.config.deepspeed_json import read_deepspeed_json as read;"
+        "read('{\"zero_optimization\": {\"stage\": 2}}', 'ds.json'); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "deepspeed", "transformers"} & set(done.stdout.split())
+
+
+def read(data: dict[str, Any], release: Release) -> DeepSpeedJson:
+    return read_deepspeed_json(json.dumps(data, indent=1), "ds.json", release)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_valid_files_are_valid_for_0_18_9_too(name: str) -> None:
+    assert read(VALID[name], OLD).problems == ()
+
+
+@pytest.mark.parametrize("path", REMOVED, ids=".".join)
+@pytest.mark.parametrize("release", [OLD, installed_release()], ids=["0.18.9", "installed"])
+def test_a_removed_key_says_since_when_and_what_to_write(path: tuple[str, ...], release: Release) -> None:
+    data: dict[str, Any] = {"train_batch_size": 8}
+    inner = data
+    for part in path[:-1]:
+        inner = inner.setdefault(part, {"stage": 3})
+    inner[path[-1]] = {"enabled": False}
+    (problem,) = read(data, release).problems
+    assert problem.key == ".".join(path)
+    assert REMOVED[path].since in problem.rule
+    assert problem.fix
+
+
+@pytest.mark.parametrize("name", REMOVED_OPTIMIZERS)
+def test_a_removed_optimizer_names_what_compresses_today(name: str) -> None:
+    data = {"train_batch_size": 8, "optimizer": {"type": name, "params": {"lr": 1e-3, "freeze_step": 100}}}
+    problem = next(p for p in read(data, installed_release()).problems if p.key == "optimizer.type")
+    assert "0.19.7" in problem.rule
+    assert "powersgd" in problem.fix
+    assert "zero_quantized_gradients" in problem.fix
+
+
+def test_a_key_of_a_newer_release_is_refused_by_an_older_one() -> None:
+    data = {"train_batch_size": 8, "gradient_allreduce_op": "mean"}
+    (problem,) = read(data, OLD).problems
+    assert "came with DeepSpeed 0.19.6" in problem.rule
+    assert not read(data, installed_release()).problems
+
+
+def test_defaults_that_changed_between_the_releases_are_written_out() -> None:
+    """Whatever DeepSpeed's default is, the engine gets Headway's value."""
+    from headway.parallel.deepspeed_config import zero_section
+    from headway.plan.schema import StrategyPlan
+
+    strategy = StrategyPlan(kind="deepspeed", stage=3, offload_optimizer=True, offload_parameters=True)
+    written = {"DeepSpeedZeroConfig": zero_section(strategy, on_gpu=True)}
+    written["DeepSpeedZeroOffloadOptimizerConfig"] = written["DeepSpeedZeroConfig"]["offload_optimizer"]
+    written["DeepSpeedZeroOffloadParamConfig"] = written["DeepSpeedZeroConfig"]["offload_param"]
+    written["DeepSpeedBF16Config"] = {"enabled": True, "check_grad_overflow": True}
+    new = installed_release().models
+    changed = [
+        (model, name)
+        for model, fields in new.items()
+        for name, key in fields.items()
+        if name in OLD.models.get(model, {}) and OLD.models[model][name].default != key.default
+    ]
+    assert ("DeepSpeedBF16Config", "check_grad_overflow") in changed
+    assert [pair for pair in changed if pair[1] not in written.get(pair[0], {})] == []
+
+
+def test_auto_is_legal_exactly_where_transformers_resolves_it() -> None:
+    import transformers.integrations
+
+    source = Path(transformers.integrations.__file__).with_name("deepspeed.py").read_text(encoding="utf-8")
+    named = {".".join(path) for path in AUTO}
+    assert all(f'"{name}"' in source for name in named)
+    for part in ("fill_match(", "fill_only("):
+        for piece in source.split(part)[1:]:
+            key = piece.lstrip().split('"')[1] if piece.lstrip().startswith('"') else ""
+            assert not key or key in named, key
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is empty"),
+        ("[1]", "is no DeepSpeed JSON"),
+        ('{"train_batch_size": 8', "is not closed"),
+        ('{"a": 1 "b": 2}', "a comma or } is missing"),
+        ('{"a": "x}', "a quote is not closed"),
+        ("{a: 1}", "double quotes"),
+        ('{"a": 1} x', "goes on after"),
+        ("{/* }", "comment is not closed"),
+        ('{"a"', "has no value"),
+    ],
+)
+def test_a_text_without_structure_is_refused_with_its_line(text: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        judge_json(text, "ds.json")
+    assert what in str(caught.value)
+    assert "ds.json" in str(caught.value)
+
+
+def test_twice_given_keys_and_bare_words_are_all_named() -> None:
+    judged = judge_json(
+        '{"train_batch_size": 8,\n"train_batch_size": 9,\n"dump_state": True, "prescale_gradients": no}', "ds.json"
+    )
+    assert {problem.key: problem.where for problem in judged.problems} == {
+        "train_batch_size": "ds.json:2",
+        "dump_state": "ds.json:3",
+        "prescale_gradients": "ds.json:3",
+    }
+    assert "lines 1 and 2" in judged.problems[0].rule
