@@ -20,8 +20,16 @@ from headway.config.secrets import FIX as SECRET_FIX
 from headway.config.secrets import find_secrets
 from headway.errors import ConfigError, Problem
 
-_KINDS = {"bool": "true or false", "int": "integer", "float": "number", "text": "string", "list": "list"}
-_KINDS |= {"mapping": "mapping", "section": "mapping", "betas": "list of two numbers from 0 to below 1"}
+_KINDS = {
+    "bool": "true or false",
+    "int": "integer",
+    "float": "number",
+    "text": "string",
+    "list": "list",
+    "mapping": "mapping",
+    "section": "mapping",
+    "betas": "list of two numbers from 0 to below 1",
+}
 _LIKE_NUMBER = "0123456789+-."
 
 

@@ -86,7 +86,7 @@ def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def _set(section: Any, path: KeyPath, value: Any) -> dict[str, Any]:
-    inner: dict[str, Any] = section if isinstance(section, dict) else {}
+    inner = cast("dict[str, Any]", section) if isinstance(section, dict) else dict[str, Any]()
     head = str(path[0])
     return {**inner, head: value if len(path) == 1 else _set(inner.get(head), path[1:], value)}
 
@@ -100,7 +100,7 @@ def same(key: str, a: Any, b: Any, data: Mapping[str, Any]) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        left, right = cast("list[Any]", list(a)), cast("list[Any]", list(b))
+        left, right = list(cast("list[Any]", a)), list(cast("list[Any]", b))
         return len(left) == len(right) and all(same(key, x, y, data) for x, y in zip(left, right, strict=True))
     if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=1e-12)

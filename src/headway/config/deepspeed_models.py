@@ -126,10 +126,12 @@ def _kept(path: Path, stamp: str) -> dict[str, dict[str, Key]] | None:
 
 def from_plain(models: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Key]]:
     """Models from their JSON."""
-    return {
-        name: {key: Key(**{**field, "values": tuple(field["values"])}) for key, field in fields.items()}
-        for name, fields in models.items()
-    }
+    return {name: {key: _key_of(field) for key, field in fields.items()} for name, fields in models.items()}
+
+
+def _key_of(field: Mapping[str, Any]) -> Key:
+    told: dict[str, Any] = {**field, "values": tuple(field["values"])}
+    return Key(**told)
 
 
 class _Reading:
