@@ -38,6 +38,7 @@ READS_ENVIRONMENT = {
     "cli/": "the terminal's variables",
     "run/record.py": "writes the environment into the record",
     "facts/cluster.py": "CUDA_VISIBLE_DEVICES decides which GPUs there are",
+    "check/host.py": "what the user's shell hands to the ranks",
     "data/worker.py": "a tokenizer process of its own sets TOKENIZERS_PARALLELISM",
     "train/worker.py": "the rank variables",
     "train/context.py": "the rank variables",

@@ -42,6 +42,13 @@ def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReport
     return Path(preparing.prepare_data(loaded, report or Silent(), describe_store).store)
 
 
+def doctor() -> Report:
+    """What is wrong on this machine, without a run file: versions, compilers, limits, network, GPUs, imports."""
+    from headway.check.doctor import examine
+
+    return examine()
+
+
 def doctor_scripts(paths: Sequence[Path]) -> Report:
     """What is wrong in training scripts, launch scripts and Dockerfiles, read as syntax. Raises UserError."""
     from headway.check.scripts.read import read_scripts

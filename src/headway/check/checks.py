@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
-from headway.check import fitting, machine, releases
+from headway.check import environment, fitting, folder, gpus, machine, network, releases
+from headway.check.host import Machine, MachineCheck
 from headway.check.report import Report, Verdict, yellow
 from headway.check.subject import Check, Subject
 from headway.config.load import LoadedRun
@@ -35,7 +37,34 @@ CHECKS: dict[str, Check] = {
     "port": machine.port,
     "shared-memory": machine.shared_memory,
     "open-files": machine.open_files,
+    "safety": folder.safety,
+    "special-tokens": folder.special_tokens,
+    "generation": folder.generation,
 }
+
+# Those that need no plan: `headway doctor` runs them alone, `plan` and `train` beside the others.
+MACHINE_CHECKS: dict[str, MachineCheck] = {
+    "python": environment.python,
+    "pairs": environment.pairs,
+    "cuda": environment.cuda,
+    "nccl": environment.nccl,
+    "toolkit": environment.toolkit,
+    "build-tools": environment.build_tools,
+    "jit-lock": environment.jit_lock,
+    "jit-ops": environment.jit_ops,
+    "locked-memory": environment.locked_memory,
+    "inodes": environment.inodes,
+    "clock": environment.clock,
+    "host-name": network.host_name,
+    "interface": network.interface,
+    "rendezvous-port": network.rendezvous_port,
+    "rank-variables": network.rank_variables,
+    "gpu-health": gpus.gpu_health,
+    "gpu-free": gpus.gpu_free,
+    "gpu-models": gpus.gpu_models,
+    "gpu-links": gpus.gpu_links,
+}
+NAMES = (*CHECKS, *MACHINE_CHECKS)
 
 
 @dataclass
@@ -43,8 +72,7 @@ class _Running:
     """One check in its own thread. The thread is a daemon: a hung file system must not keep the process alive."""
 
     name: str
-    check: Check
-    subject: Subject
+    check: Callable[[], Verdict]
     verdict: Verdict | None = None
     thread: threading.Thread = field(init=False)
 
@@ -54,7 +82,7 @@ class _Running:
 
     def _run(self) -> None:
         try:
-            self.verdict = self.check(self.name, self.subject)
+            self.verdict = self.check()
         except Exception as error:  # a check that breaks must not stop a run that could work
             self.verdict = yellow(self.name, f"could not be checked: {type(error).__name__}: {error}")
 
@@ -67,9 +95,21 @@ def run_checks(
     checks: dict[str, Check] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Report:
-    """Every check on this machine, in the order of the table; together at most `limit_seconds`."""
+    """Every check on this machine, in the order of the tables; together at most `limit_seconds`.
+
+    checks: these alone, in place of both tables.
+    """
     subject = Subject(plan, run, run_dir)
-    running = [_Running(name, check, subject) for name, check in (checks or CHECKS).items()]
+    work = {name: partial(check, name, subject) for name, check in (CHECKS if checks is None else checks).items()}
+    if checks is None:
+        host = Machine(folder=run_dir)
+        work |= {name: partial(check, name, host) for name, check in MACHINE_CHECKS.items()}
+    return side_by_side(work, limit_seconds)
+
+
+def side_by_side(work: dict[str, Callable[[], Verdict]], limit_seconds: float) -> Report:
+    """Runs all at once; one that has not answered in time is a yellow verdict, one that breaks as well."""
+    running = [_Running(name, check) for name, check in work.items()]
     clock = threading.Event()
     timer = threading.Timer(limit_seconds, clock.set)
     timer.daemon = True
@@ -88,12 +128,12 @@ def run_checks(
 def require_checks(names: Sequence[str]) -> None:
     """Raises UserError for each name that is no check: a word that was mistyped would pass nothing, in silence."""
     problems = [
-        Problem("--force", _unknown(name), name, f"one of: {', '.join(CHECKS)}") for name in names if name not in CHECKS
+        Problem("--force", _unknown(name), name, f"one of: {', '.join(NAMES)}") for name in names if name not in NAMES
     ]
     if problems:
         raise UserError(problems=problems)
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name, CHECKS, n=1)
+    near = get_close_matches(name, NAMES, n=1)
     return "is no check" + (f"; did you mean {near[0]}?" if near else "")

@@ -169,6 +169,10 @@ def shared_memory(name: str, subject: Subject) -> Verdict:
 
 def open_files(name: str, subject: Subject) -> Verdict:
     """The limit on open files of one process."""
+    return judge_open_files(name)
+
+
+def judge_open_files(name: str) -> Verdict:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         return yellow(name, f"{soft} files may be open at once (the hard limit is {hard})", f"ulimit -n {_OPEN_FILES}")

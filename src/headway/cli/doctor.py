@@ -7,7 +7,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from headway.cli import tables
-from headway.errors import UserError
 
 EXITS = "exit code: 0 nothing to say, 1 warnings only, 2 something must be fixed"
 DESCRIPTION = f"""\
@@ -44,9 +43,7 @@ def run(options: Namespace) -> int:
 
     if options.log:
         return _logs(options)
-    if not options.script:
-        raise UserError("name something to look at", fix="--script FILE...")
-    report = api.doctor_scripts(options.script)
+    report = api.doctor_scripts(options.script) if options.script else api.doctor()
     if options.json:
         tables.print_json(report.to_json() | {"exit_code": report.exit_code})
     else:

@@ -78,6 +78,11 @@ def _plan_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--explain", metavar="KEY", help="one value or section with its reason, such as batch.micro_batch"
     )
+    parser.add_argument(
+        "--check-only",
+        action="store_true",
+        help="print the checks alone; exit code 0: nothing to say, 1: warnings only, 2: something must be fixed",
+    )
     _json_option(parser)
 
 
@@ -87,6 +92,12 @@ def _plan(options: Namespace) -> int:
 
     planned = api.plan(Path(options.file), options.overrides)
     plan, report = planned.plan, planned.report
+    if options.check_only:
+        if options.json:
+            print_json(report.to_json() | {"exit_code": report.exit_code})
+        else:
+            tables.print_findings(report, every=True)
+        return report.exit_code
     red = any(verdict.level == "red" for verdict in report.verdicts)
     if options.explain:
         tables.print_explained(plan, options.explain)
@@ -315,7 +326,11 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "plan",
         "say what a run will do and need, and whether it can; starts nothing",
-        ("headway plan run.yaml", "headway plan run.yaml strategy=zero-3 --explain batch.micro_batch"),
+        (
+            "headway plan run.yaml",
+            "headway plan run.yaml strategy=zero-3 --explain batch.micro_batch",
+            "headway plan run.yaml --check-only",
+        ),
         _plan_arguments,
         _plan,
         takes_overrides=True,

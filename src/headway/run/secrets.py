@@ -71,6 +71,11 @@ def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(values, key=len, reverse=True))
 
 
+def has_secret(text: str, values: Iterable[str] = ()) -> bool:
+    """Whether a text holds one of these values, or something in the form of a known service's token or key."""
+    return any(value in text for value in values) or any(form.search(text) for form in _FORMS)
+
+
 def clean_text(text: str, values: Iterable[str] = ()) -> str:
     """The text without known values, tokens of known forms, user parts of URLs, and values of secret-like names."""
     return _clean_assignments(_clean_forms(text, values), lambda value: True)
