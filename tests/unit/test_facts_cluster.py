@@ -12,7 +12,7 @@ import pytest
 from headway.errors import PlanError
 from headway.facts import cluster
 from headway.facts.cluster import cpu_cores, host_memory_bytes, list_gpus, probe_cluster, torch_has_cuda, visible_gpus
-from headway.facts.hardware import PEAKS, find_peak, peak_flops
+from headway.facts.hardware import devices, find_peak, peak_flops
 
 MIB = 1024**2
 A100 = "0, GPU-aaaa-1, NVIDIA A100-SXM4-80GB, 81920, 8.0"
@@ -214,6 +214,7 @@ def test_peaks_by_precision() -> None:
     assert peak_flops("Tesla V100-SXM2-16GB", "fp16") == 125e12
     assert peak_flops("Tesla T4", "fp32") == 8.1e12
     assert find_peak("an unknown device") is None
-    for name, peak in PEAKS:
-        assert peak.fp32 <= max(peak.tf32, peak.fp32) <= peak.fp16, name
-        assert (peak.bf16 > 0) == (peak.capability >= (8, 0)), name
+    for _, device in devices():
+        peak = device.peak
+        assert peak.fp32 <= max(peak.tf32, peak.fp32) <= peak.fp16, device.name
+        assert (peak.bf16 > 0) == (peak.capability >= (8, 0)), device.name

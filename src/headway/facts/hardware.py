@@ -1,11 +1,28 @@
-"""Datasheet peaks of common GPUs, the denominator of model FLOPs utilisation. Dense figures, never the sparse ones."""
+"""Accelerators: datasheet and measured rates, memory, links. One row of devices.csv a device; dense rates, not sparse.
+
+Rates are TFLOP/s (1e12 a second), links and bandwidths GB/s (1e9 bytes a second, one way), memory GiB as torch sees it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
+from headway.errors import PlanError, Problem
+from headway.facts.schema import ClusterFacts
+
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+DEVICES = Path(__file__).with_name("devices.csv")
+GIB = 1024**3
+# Best matrix product over datasheet peak, where no one published a measured one, by compute capability: A100 0.87 and
+# 0.81 (PCIe), H100 0.80, B200 0.78 in the same table. Consumer and inference cards are held by their power limit.
+_MEASURED_SHARE = {7: 0.80, 8: 0.85, 9: 0.80, 10: 0.78, 12: 0.80}
 
 
 @dataclass(frozen=True)
@@ -19,37 +36,121 @@ class Peak:
     capability: tuple[int, int]
 
 
-# The most specific name first: "NVIDIA H100 PCIe" must not read the SXM row. Vendors' datasheets, without sparsity.
-PEAKS: tuple[tuple[str, Peak], ...] = (
-    ("GB200", Peak(80, 1250, 2500, 2500, (10, 0))),
-    ("B200", Peak(80, 1125, 2250, 2250, (10, 0))),
-    ("GH200", Peak(67, 494.5, 989, 989, (9, 0))),
-    ("H200", Peak(67, 494.5, 989, 989, (9, 0))),
-    ("H100 NVL", Peak(60, 418, 835, 835, (9, 0))),
-    ("H100 PCIe", Peak(51, 378, 756, 756, (9, 0))),
-    ("H100", Peak(67, 494.5, 989, 989, (9, 0))),
-    ("A100", Peak(19.5, 156, 312, 312, (8, 0))),
-    ("A10G", Peak(31.2, 35, 70, 70, (8, 6))),
-    ("A10", Peak(31.2, 62.5, 125, 125, (8, 6))),
-    ("RTX A6000", Peak(38.7, 77.4, 154.8, 154.8, (8, 6))),
-    ("L40S", Peak(91.6, 183, 362, 362, (8, 9))),
-    ("L4", Peak(30.3, 60, 121, 121, (8, 9))),
-    ("RTX 3090", Peak(35.6, 35.6, 71, 71, (8, 6))),
-    ("RTX 4090", Peak(82.6, 82.6, 165.2, 165.2, (8, 9))),
-    ("RTX 5090", Peak(104.8, 104.8, 209.5, 209.5, (12, 0))),
-    ("V100", Peak(15.7, 0, 0, 125, (7, 0))),
-    ("T4", Peak(8.1, 0, 0, 65, (7, 5))),
-)
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or one CPU process. Peaks are dense; `matmul_*` what its best matrix product reaches.
+
+    memory_bytes: as torch sees it. units: multiprocessors, each of which computes one tile of a product. link: to its
+    neighbours on the same host, one way; host_link: to the host's memory; network: its share of the host's network.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_second: float
+    peak: Peak
+    fp8_peak_flops: float
+    matmul_flops: dict[str, float]  # fp32, tf32, bf16, fp16, fp8 -> FLOP/s; absent where it cannot do it
+    link_bytes_per_second: float
+    host_link_bytes_per_second: float
+    network_bytes_per_second: float
+    units: int = 0
+    kind: Literal["cuda", "cpu"] = "cuda"
+    source: str = ""
+
+    def peak_flops(self, precision: str) -> float:
+        """Datasheet FLOP/s at a precision, the denominator of utilisation; 0 where the device cannot do it."""
+        return self.fp8_peak_flops if precision == "fp8" else getattr(self.peak, precision) * 1e12
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Alike devices on alike hosts, and what joins them. Host figures are of one host."""
+
+    device: Device
+    devices_per_host: int
+    hosts: int = 1
+    host_memory_bytes: int = 0
+    host_bandwidth_bytes_per_second: float = 200e9
+    network_bytes_per_second: float | None = None  # a device's share of the network; None: the device's usual one
+
+    @property
+    def devices(self) -> int:
+        return self.devices_per_host * self.hosts
+
+    @property
+    def across_bytes_per_second(self) -> float:
+        """What one device can send to another host, one way."""
+        return self.network_bytes_per_second or self.device.network_bytes_per_second
+
+
+@cache
+def devices() -> tuple[tuple[tuple[str, ...], Device], ...]:
+    """(the words that name it, the device), the most specific name first."""
+    with DEVICES.open(encoding="utf-8", newline="") as file:
+        return tuple((tuple(row["words"].split(";")), _device(row)) for row in csv.DictReader(file))
+
+
+def _device(row: dict[str, str]) -> Device:
+    def number(key: str) -> float:
+        return float(row[key] or 0)
+
+    major, _, minor = row["capability"].partition(".")
+    peak = Peak(number("fp32"), number("tf32"), number("bf16"), number("fp16"), (int(major), int(minor)))
+    share = number("measured_bf16") / peak.bf16 if number("measured_bf16") else _MEASURED_SHARE[int(major)]
+    rates = {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp16": peak.fp16, "fp8": number("fp8")}
+    measured = {name: share * rate * 1e12 for name, rate in rates.items() if rate}
+    if number("measured_fp8"):
+        measured["fp8"] = number("measured_fp8") * 1e12
+    return Device(
+        name=row["name"],
+        memory_bytes=int(number("memory_gib") * GIB),
+        bandwidth_bytes_per_second=number("bandwidth_gbs") * 1e9,
+        peak=peak,
+        fp8_peak_flops=number("fp8") * 1e12,
+        matmul_flops=measured,
+        link_bytes_per_second=number("link_gbs") * 1e9,
+        host_link_bytes_per_second=number("pcie_gbs") * 1e9,
+        network_bytes_per_second=number("network_gbs") * 1e9,
+        units=int(row["units"]),
+        source=row["source"],
+    )
+
+
+def find_device(name: str) -> Device | None:
+    """The row of a device as nvidia-smi, a price list or a table names it; None if it is not there.
+
+    'NVIDIA A100-SXM4-80GB', 'H100-80GB', 'RTX4090-24GB', 'H100-96GB(HBM2e,500W)': all words of a row's name, in any
+    order. Without a size the usual one is meant.
+    """
+    plain = re.sub(r"(\d+)\s*(gib|gb)\b", r"\1gb", name.lower())
+    words = re.sub(r"[^a-z0-9]+", " ", plain).split()
+    sized = {word for word in words if word.endswith("gb")} | {f"{word}gb" for word in words if word.isdigit()}
+    text = f" {' '.join(words)} "
+    for names, device in devices():
+        for wanted in names:
+            parts = wanted.split()
+            rest = [part for part in parts if part not in sized]
+            if f" {' '.join(rest)} " in text or (len(rest) < len(parts) and all(f" {p} " in text for p in rest)):
+                return device
+    return None
+
+
+def require_device(name: str) -> Device:
+    """As `find_device`. Raises PlanError with the near names, and how to describe a device that is not in the table."""
+    found = find_device(name)
+    if found is not None:
+        return found
+    known = {device.name.lower(): device.name for _, device in devices()}
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.3)
+    listed = ", ".join(known[word] for word in near) or ", ".join(known.values())
+    fix = f"one of {listed}; or describe it in a cluster file (memory, bandwidth, matmul rate, links)"
+    raise PlanError(problems=[Problem("device", "is not in the table of devices", name, fix)])
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """The row of a device as nvidia-smi names it ("NVIDIA A100-SXM4-80GB"); None if it is not in the table."""
-    words = device_name.lower().replace("-", " ")
-    for name, peak in PEAKS:
-        wanted = name.lower()
-        if f" {wanted} " in f" {words} " or (" " in wanted and wanted in words):
-            return peak
-    return None
+    """The datasheet's peaks of a device as nvidia-smi names it ("NVIDIA A100-SXM4-80GB"); None if unknown."""
+    found = find_device(device_name)
+    return found.peak if found else None
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
@@ -57,3 +158,34 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     peak = find_peak(device_name)
     rate = getattr(peak, precision) if peak else 0
     return rate * 1e12 or None
+
+
+def machine_of(cluster: ClusterFacts) -> Machine:
+    """The machine that the probes found, with the table's rates for its GPUs; a CPU gets those of `cpu_device`."""
+    if cluster.device == "cpu":
+        cores = cluster.devices_per_host
+        device = cpu_device(cluster.device_memory_bytes // max(cores, 1), cluster.matmul_flops)
+        return Machine(device, cores, cluster.hosts, cluster.host_memory_bytes, 20e9)
+    device = replace(require_device(cluster.device_name), memory_bytes=cluster.device_memory_bytes)
+    return Machine(device, cluster.devices_per_host, cluster.hosts, cluster.host_memory_bytes)
+
+
+def cpu_device(memory_bytes: int, matmul_flops: float | None = None, bandwidth: float = 10e9) -> Device:
+    """One CPU process as a device; rates are of one core, from a calibration where there was one.
+
+    Without: 50 GFLOP/s, a core with AVX2 near 2 GHz with two fused products a cycle.
+    """
+    rate = matmul_flops or 50e9
+    return Device(
+        name="CPU",
+        memory_bytes=memory_bytes,
+        bandwidth_bytes_per_second=bandwidth,
+        peak=Peak(rate / 1e12, rate / 1e12, rate / 1e12, 0, (0, 0)),
+        fp8_peak_flops=0,
+        matmul_flops={"fp32": rate, "tf32": rate, "bf16": rate},
+        link_bytes_per_second=1e9,
+        host_link_bytes_per_second=bandwidth,
+        network_bytes_per_second=1.2e9,
+        kind="cpu",
+        source="one core",
+    )

@@ -41,6 +41,25 @@ class AdapterShape(Facts):
         return self.layers * self.rank
 
 
+class ExpertShape(Facts):
+    """A mixture of experts: some layers route each token to `per_token` of `count` MLPs of width `ffn`.
+
+    shared_ffn: width of the MLP beside them that every token takes; 0 where there is none.
+    """
+
+    count: int
+    per_token: int
+    ffn: int
+    layers: int
+    shared_ffn: int = 0
+    parameters: int = 0  # of all routed experts of all layers
+
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters that one token does not pass through."""
+        return self.parameters - self.parameters * self.per_token // max(self.count, 1)
+
+
 class ModelShape(Facts):
     """What the planner must know of a model; counts are exact."""
 
@@ -60,6 +79,9 @@ class ModelShape(Facts):
     largest_layer_parameters: int  # what ZeRO-3 gathers at once
     estimated: bool = False  # counted by formula, not on the built model
     adapter: AdapterShape | None = None
+    gated: bool = True  # the MLP has gate, up and down; else up and down
+    layer_norm: bool = False  # norms with a mean and a bias; else RMS
+    experts: ExpertShape | None = None
 
 
 class DataFacts(Facts):

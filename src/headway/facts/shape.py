@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from headway.errors import ConfigError, ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
+from headway.facts.counting import count_shape
 from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
 from headway.facts.schema import AdapterShape, Facts, ModelShape
@@ -51,14 +52,18 @@ class Dimensions:
 def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """Parameter counts and dimensions of a transformers config (the content of config.json), with the task's head.
 
-    llama, mistral, qwen2, qwen3, gemma, gemma2, gpt2, gpt_neox, phi and bert by formula, exact; any other
-    architecture is built on the meta device by `python -m headway.model.probe`, in a process of its own.
+    llama, mistral, qwen2, qwen3, gemma, gemma2, gpt2, gpt_neox, phi and bert by formula, exact, and the causal models
+    of `headway.facts.counting`; any other architecture is built on the meta device by
+    `python -m headway.model.probe`, in a process of its own.
 
     Raises:
         ModelError: a needed field is missing, or the probe cannot build the model.
     """
     arch = ARCHITECTURES.get(str(config.get("model_type")))
-    if arch is None or "quantization_config" in config or config.get("add_cross_attention"):
+    plain = "quantization_config" not in config and not config.get("add_cross_attention")
+    if plain and task == "causal_lm" and (counted := count_shape(config)) is not None:
+        return counted
+    if arch is None or not plain:
         return probe_shape(config, task)
     size = read_dimensions(config, arch)
     block = _block(config, size, arch)
@@ -82,6 +87,8 @@ def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
         tied=size.tied and not labelled,
         largest_layer_parameters=max(block, embedding),
         estimated=True,
+        gated=arch.gated,
+        layer_norm=arch.norm == "layer",
     )
 
 

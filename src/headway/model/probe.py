@@ -25,6 +25,9 @@ from headway.model.own import call_factory, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
 from headway.plan.schema import ModelPlan
 
+# How transformers' architectures name the gate of a gated MLP.
+_GATES = ("gate_proj", "gate_up_proj", ".w3.", "wi_1")
+
 
 def shape_of_model(model: Any) -> ModelShape:
     """Counts of a model whose parameters may be on the meta device. Tied parameters count once."""
@@ -48,6 +51,8 @@ def shape_of_model(model: Any) -> ModelShape:
         max_sequence=int(_first(config, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
         tied=head is not None and head.weight is embedding.weight,
         largest_layer_parameters=largest_layer(model),
+        gated=any(word in name for name, _ in model.named_parameters() for word in _GATES),
+        layer_norm=any(isinstance(part, nn.LayerNorm) for part in model.modules()),
     )
 
 

@@ -1,0 +1,251 @@
+"""Exact counts of architectures that no short words of a run file make: phi3, mpt, gemma3, nemotron, experts.
+
+Read from the config alone; `tests/unit/test_facts_counting.py` holds them to transformers' models on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headway.errors import ModelError
+from headway.facts.schema import ExpertShape, ModelShape
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters of the layers: a dense one, one with experts, and the routed experts of one layer."""
+
+    dense: int
+    sparse: int = 0
+    routed: int = 0
+    experts: ExpertShape | None = None
+
+
+def count_shape(config: Config) -> ModelShape | None:
+    """The shape by formula; None for an architecture that has none here.
+
+    Raises:
+        ModelError: a needed field is missing.
+    """
+    counter = _COUNTERS.get(str(config.get("model_type")))
+    if counter is None:
+        return None
+    try:
+        return counter(config)
+    except KeyError as error:
+        name = config["model_type"]
+        fix = "add it to the model's config.json"
+        raise ModelError(f"the {name} config has no {error.args[0]}", fix=fix) from error
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The fields that most architectures share."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    tied: bool
+
+    @property
+    def query(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def attention(self) -> int:
+        """Weights of the four projections."""
+        return self.hidden * (2 * self.query + 2 * self.kv_heads * self.head_dim)
+
+    @property
+    def bias(self) -> int:
+        """Of query, key and value."""
+        return self.query + 2 * self.kv_heads * self.head_dim
+
+
+def _read(config: Config, *, tied: bool = False, kv_heads: int | None = None, head_dim: int | None = None) -> _Numbers:
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    return _Numbers(
+        vocab=int(config["vocab_size"]),
+        hidden=hidden,
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or kv_heads or heads),
+        head_dim=int(config.get("head_dim") or head_dim or hidden // heads),
+        ffn=int(config["intermediate_size"]),
+        tied=bool(config.get("tie_word_embeddings", tied)),
+    )
+
+
+def _shape(config: Config, size: _Numbers, block: Block, final_norm: int) -> ModelShape:
+    moe = block.experts
+    sparse_layers = moe.layers if moe else 0
+    table = size.vocab * size.hidden
+    ends = table * (1 if size.tied else 2)
+    total = ends + (size.layers - sparse_layers) * block.dense + sparse_layers * block.sparse + final_norm
+    return ModelShape(
+        arch=str(config["model_type"]),
+        parameters=total,
+        trainable_parameters=total,
+        embedding_parameters=ends,
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        ffn=size.ffn,
+        vocab=size.vocab,
+        max_sequence=int(config.get("max_position_embeddings") or config.get("max_seq_len") or 0),
+        tied=size.tied,
+        largest_layer_parameters=max(block.sparse, block.dense if sparse_layers < size.layers else 0, table),
+        estimated=True,
+        gated=config["model_type"] not in ("mpt", "nemotron"),
+        layer_norm=config["model_type"] in ("mpt", "nemotron"),
+        experts=moe,
+    )
+
+
+def _phi3(config: Config) -> ModelShape:
+    size = _read(config)
+    block = size.attention + 3 * size.hidden * size.ffn + 2 * size.hidden
+    return _shape(config, size, Block(block), size.hidden)
+
+
+def _gemma3(config: Config) -> ModelShape:
+    size = _read(config, tied=True, kv_heads=4, head_dim=256)
+    bias = size.bias + size.hidden if config.get("attention_bias") else 0
+    block = size.attention + bias + 2 * size.head_dim + 3 * size.hidden * size.ffn + 4 * size.hidden
+    return _shape(config, size, Block(block), size.hidden)
+
+
+def _mpt(config: Config) -> ModelShape:
+    """Norms without a bias, no learned positions (ALiBi); transformers takes four times hidden, whatever the ratio."""
+    hidden, heads = int(config["d_model"]), int(config["n_heads"])
+    ffn = 4 * hidden
+    size = _Numbers(
+        vocab=int(config["vocab_size"]),
+        hidden=hidden,
+        layers=int(config["n_layers"]),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        tied=bool(config.get("tie_word_embeddings", True)),
+    )
+    return _shape(config, size, Block(size.attention + 2 * hidden * ffn + 2 * hidden), hidden)
+
+
+def _nemotron(config: Config) -> ModelShape:
+    """Squared ReLU without a gate; norms with a bias; no other biases."""
+    size = _read(config)
+    block = size.attention + 2 * size.hidden * size.ffn + 4 * size.hidden
+    return _shape(config, size, Block(block), 2 * size.hidden)
+
+
+def _moe(config: Config, size: _Numbers, ffn: int, layers: int) -> ExpertShape:
+    count = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
+    if not count:
+        raise KeyError("num_experts")
+    return ExpertShape(
+        count=int(count),
+        per_token=int(config["num_experts_per_tok"]),
+        ffn=ffn,
+        layers=layers,
+        parameters=int(count) * 3 * size.hidden * ffn * layers,
+    )
+
+
+def _mixtral(config: Config) -> ModelShape:
+    size = _read(config, kv_heads=8)
+    moe = _moe(config, size, size.ffn, size.layers)
+    routed = moe.parameters // moe.layers
+    sparse = size.attention + routed + moe.count * size.hidden + 2 * size.hidden
+    return _shape(config, size, Block(0, sparse, routed, moe), size.hidden)
+
+
+def _sparse_layers(config: Config, layers: int) -> int:
+    """Qwen: every `decoder_sparse_step`-th layer has experts, but for those named as dense."""
+    step = int(config.get("decoder_sparse_step") or 1)
+    dense = set(config.get("mlp_only_layers") or ())
+    return sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
+
+
+def _qwen_moe(config: Config) -> ModelShape:
+    second = config["model_type"] == "qwen2_moe"
+    size = _read(config, kv_heads=16 if second else 4)
+    moe = _moe(config, size, int(config["moe_intermediate_size"]), _sparse_layers(config, size.layers))
+    routed = moe.parameters // max(moe.layers, 1)
+    shared = int(config["shared_expert_intermediate_size"]) if second else 0
+    extra = 3 * size.hidden * shared + size.hidden if second else 0  # the shared expert and its gate
+    biased = config.get("qkv_bias", True) if second else False
+    attention = size.attention + (size.bias if biased else 0) + 2 * size.hidden
+    if not second:
+        attention += 2 * size.head_dim + (size.bias + size.hidden if config.get("attention_bias") else 0)
+    moe = moe.model_copy(update={"shared_ffn": shared})
+    block = Block(
+        dense=attention + 3 * size.hidden * size.ffn,
+        sparse=attention + routed + moe.count * size.hidden + extra,
+        routed=routed,
+        experts=moe,
+    )
+    return _shape(config, size, block, size.hidden)
+
+
+def _deepseek(config: Config) -> ModelShape:
+    """Latent attention: queries and keys and values through narrow matrices with a norm in between."""
+    size = _read(config)
+    hidden, heads = size.hidden, size.heads
+    rope, plain, value = (int(config[k]) for k in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+    narrow, latent = config.get("q_lora_rank"), int(config["kv_lora_rank"])
+    wide = heads * (rope + plain)
+    query = int(narrow) * (hidden + 1 + wide) if narrow else hidden * wide
+    key = hidden * (latent + rope) + latent + latent * heads * (plain + value)
+    attention = query + key + heads * value * hidden + 2 * hidden
+    if config.get("attention_bias"):
+        attention += (int(narrow) if narrow else 0) + latent + rope + hidden
+    dense_layers = min(int(config.get("first_k_dense_replace") or 0), size.layers)
+    moe = _moe(config, size, int(config["moe_intermediate_size"]), size.layers - dense_layers)
+    shared = int(config.get("n_shared_experts") or 0) * moe.ffn
+    routed = moe.parameters // max(moe.layers, 1)
+    moe = moe.model_copy(update={"shared_ffn": shared})
+    block = Block(
+        dense=attention + 3 * hidden * size.ffn,
+        sparse=attention + routed + moe.count * hidden + 3 * hidden * shared,
+        routed=routed,
+        experts=moe,
+    )
+    shape = _shape(config, size, block, hidden)
+    return shape.model_copy(update={"head_dim": rope + plain, "kv_heads": heads})
+
+
+def _gpt_oss(config: Config) -> ModelShape:
+    """Biases everywhere; each head has a sink; experts have biases of their own."""
+    size = _read(config, kv_heads=8, head_dim=64)
+    moe = _moe(config, size, size.ffn, size.layers)
+    routed = moe.parameters // moe.layers + moe.count * (2 * size.ffn + size.hidden)
+    moe = moe.model_copy(update={"parameters": routed * moe.layers})
+    attention = size.attention + size.bias + size.hidden + size.heads
+    sparse = attention + routed + moe.count * (size.hidden + 1) + 2 * size.hidden
+    return _shape(config, size, Block(0, sparse, routed, moe), size.hidden)
+
+
+_COUNTERS: dict[str, Callable[[Config], ModelShape]] = {
+    "phi3": _phi3,
+    "gemma3_text": _gemma3,
+    "mpt": _mpt,
+    "nemotron": _nemotron,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gpt_oss": _gpt_oss,
+}
+COUNTED = tuple(_COUNTERS)

@@ -1,0 +1,362 @@
+"""Memory of one GPU at its peak, item by item, for any engine, stack of kernels and degrees.
+
+States: Rajbhandari et al. 2020, 'ZeRO', table 1; FSDP keeps fp32 shards and gathers 16-bit copies. Activations:
+Korthikanti et al. 2022, section 4.1, recounted for what each generation of kernels keeps. A step has three moments at
+which memory peaks: after the forward pass (activations and logits), in the backward pass (one recomputed layer, the
+gradients) and in the update; gradients exist from the first micro batch on, and the allocator keeps their blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.plan.constants import MEMORY, MemoryConstants
+from headway.plan.schema import MemoryItem
+from headway.plan.setting import EstimateRequest
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parameters that one device holds, before ZeRO and FSDP: blocks, embeddings and head, routed experts."""
+
+    body: float
+    ends: float
+    experts: float
+    trained_share: float
+
+    @property
+    def total(self) -> float:
+        return self.body + self.ends + self.experts
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one device, by moment. items add up to device_bytes."""
+
+    items: tuple[MemoryItem, ...]
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    host_bytes: int  # of one process
+
+
+def parts_of(request: EstimateRequest) -> Parts:
+    """What one device of the first pipeline stage holds; the first and last have the embeddings."""
+    shape, degrees = request.shape, request.degrees
+    routed = shape.experts.parameters if shape.experts else 0
+    body = shape.parameters - shape.embedding_parameters - routed
+    ends = shape.embedding_parameters
+    if degrees.pipeline > 1 and not shape.tied:
+        ends //= 2
+    split = degrees.tensor * degrees.pipeline
+    return Parts(
+        body=body / split,
+        ends=ends / degrees.tensor,
+        experts=routed / (degrees.pipeline * degrees.expert),
+        trained_share=shape.trainable_parameters / shape.parameters,
+    )
+
+
+def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> Footprint:
+    """Memory of the fullest device."""
+    states = _states(request)
+    kept, transient = activations(request), layer_transient(request)
+    logits = logits_bytes(request, constants)
+    gathered, buckets, last = _gathered(request), _buckets(request), _last_buckets(request)
+    gradients = states.pop("gradients")
+    base = sum(states.values()) + gathered
+    forward = kept + logits
+    backward = kept * (1 - 1 / max(request.shape.layers, 1)) + transient + buckets
+    if request.checkpointing == "none":
+        backward = transient + buckets
+    update = _update_workspace(request, gradients)
+    early = gradients if request.accumulation > 1 else 0.0
+    moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
+    allocated = max(moments)
+    working = max(forward, backward, update, last)
+    fragments = constants.fragmentation * working
+    # freed blocks of the last step's gradients serve no larger tensor, unless segments can grow
+    reserved = (allocated if request.software.expandable_segments else base + gradients + working) + fragments
+    held = min(gradients, reserved - fragments - base)
+    working = reserved - fragments - base - held
+    rest = working - min(kept, working) - min(logits, max(working - kept, 0))
+    items = [_item(name, size) for name, size in states.items()]
+    items += [
+        _item("gradients", held),
+        _item("gathered parameters", gathered),
+        _item("activations", min(kept, working)),
+        _item("logits and loss", min(logits, max(working - kept, 0))),
+        _item("recomputed layer, buckets and workspace", rest),
+        _item("fragmentation", fragments),
+        _item("CUDA context", constants.context_bytes),
+    ]
+    host = _host(request)
+    items += [MemoryItem(name=f"offloaded {name}", device_bytes=0, host_bytes=int(n)) for name, n in host.items()]
+    return Footprint(
+        items=tuple(item for item in items if item.device_bytes or item.host_bytes),
+        allocated_bytes=int(allocated),
+        reserved_bytes=int(reserved),
+        device_bytes=int(reserved + constants.context_bytes),
+        host_bytes=int(sum(host.values())),
+    )
+
+
+def _item(name: str, size: float) -> MemoryItem:
+    return MemoryItem(name=name, device_bytes=int(size))
+
+
+def _shards(request: EstimateRequest, stage: int, *, experts: bool = False) -> int:
+    """Over how many devices something is spread that this stage of ZeRO spreads."""
+    if request.stage < stage or request.engine in ("single", "ddp"):
+        return 1
+    degrees = request.degrees
+    return max(1, degrees.shards // degrees.expert) if experts else degrees.shards
+
+
+def weight_bytes(request: EstimateRequest) -> float:
+    """Bytes of a stored weight."""
+    if request.precision == "fp32":
+        return 4
+    return 4 if request.master and request.engine in ("single", "ddp", "fsdp") else 2
+
+
+def _spread(request: EstimateRequest, parts: Parts, stage: int) -> float:
+    """Parameters of one device after sharding from this stage on."""
+    dense = (parts.body + parts.ends) / _shards(request, stage)
+    return dense + parts.experts / _shards(request, stage, experts=True)
+
+
+def _states(request: EstimateRequest) -> dict[str, float]:
+    """Parameters, gradients, master weights and optimizer states on the device."""
+    parts = parts_of(request)
+    weight, trained = weight_bytes(request), parts.trained_share
+    # FSDP's stage 2 keeps gathered 16-bit copies beside its shards: `_gathered`
+    sharded = 3 if request.engine != "fsdp" else 2
+    weights = _spread(request, parts, sharded) * weight
+    if request.base_bits is not None:
+        ends = parts.ends / _shards(request, sharded)
+        weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8 + 2 * ends
+    mixed = request.precision != "fp32" and request.master
+    master = 4 if (mixed and weight == 2) or (request.precision == "fp32" and request.engine == "deepspeed") else 0
+    gradient = 4 if request.engine == "megatron" and mixed else weight
+    states = _spread(request, parts, 1) * trained * (master + request.optimizer.bytes_per_parameter)
+    if shape_is_trained_whole(request):
+        states += parts.ends / _shards(request, 1) * request.optimizer.more_of_embeddings
+    gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * gradient
+    if request.engine == "fsdp":
+        gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * weight
+    items = {"parameters": weights, "gradients": gradients, "optimizer states": states}
+    if request.offload_optimizer or request.optimizer.paged:
+        items["optimizer states"] = 0.0
+    if request.offload_optimizer:
+        items["gradients"] = 0.0
+    if request.offload_parameters:
+        items["parameters"] = 0.0
+    if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
+        items["16-bit copies of the weights"] = 2 * parts.total  # autocast casts each weight once a micro batch
+    return items
+
+
+def shape_is_trained_whole(request: EstimateRequest) -> bool:
+    return request.shape.adapter is None
+
+
+def _host(request: EstimateRequest) -> dict[str, float]:
+    """What one process keeps in the host's memory."""
+    parts = parts_of(request)
+    host: dict[str, float] = {}
+    weight, trained = weight_bytes(request), parts.trained_share
+    if request.offload_optimizer:
+        own = _spread(request, parts, 1) * trained
+        host["optimizer states"] = own * (4 * (weight == 2) + request.optimizer.bytes_per_parameter)
+        host["gradients"] = own * (4 + weight)
+    elif request.optimizer.paged:
+        host["optimizer states"] = _spread(request, parts, 1) * trained * request.optimizer.bytes_per_parameter
+    if request.offload_parameters:
+        host["parameters"] = _spread(request, parts, 3) * weight
+    if request.offload_activations:
+        host["activations"] = _kept(request)
+    return host
+
+
+def _layer_parameters(request: EstimateRequest) -> float:
+    """Of one block, as one device computes it."""
+    parts = parts_of(request)
+    layers = max(1.0, request.shape.layers / request.degrees.pipeline)
+    return (parts.body + parts.experts) / layers
+
+
+def _gathered(request: EstimateRequest) -> float:
+    """Whole 16-bit parameters beside the shards."""
+    parts, e = parts_of(request), request.element_bytes
+    if request.engine == "fsdp" and request.degrees.shards > 1:
+        if request.stage < 3:
+            return parts.total * e
+        # the root group (embedding, last norm, head) stays gathered; the next block arrives while one computes
+        block = e if request.base_bits is None else (request.base_bits + 0.25) / 8
+        blocks = 2 * _layer_parameters(request) * block
+        return max(parts.ends / 2 * e, blocks) if request.software.ends_apart else parts.ends * e + blocks
+    if request.engine == "deepspeed" and request.stage == 3:
+        block = request.shape.largest_layer_parameters
+        live = max(request.live_parameters, block + request.prefetch_bucket_elements)
+        return min(parts.total, live) * e + min(parts.total, block + request.prefetch_bucket_elements) * e
+    return 0.0
+
+
+def _buckets(request: EstimateRequest) -> float:
+    """Gradients on their way in the backward pass."""
+    parts, e = parts_of(request), request.element_bytes
+    trained = parts.trained_share
+    if request.engine == "fsdp" and request.degrees.shards > 1:
+        # 16-bit gradients of a block and their fp32 copy for the reduction
+        return _layer_parameters(request) * trained * (e + (4 if request.master else 2))
+    if request.engine == "deepspeed" and request.stage > 0:
+        size = min(request.reduce_bucket_elements, parts.total * trained) * e
+        return size * 2 + (size / request.degrees.shards if request.stage == 3 else 0)
+    return 0.0
+
+
+def _last_buckets(request: EstimateRequest) -> float:
+    """As `_buckets`, at the end of the backward pass: FSDP's root group has embedding and head."""
+    if request.engine != "fsdp" or request.degrees.shards == 1:
+        return _buckets(request)
+    parts = parts_of(request)
+    ends = parts.ends / (2 if request.software.ends_apart else 1)
+    return ends * parts.trained_share * (request.element_bytes + (4 if request.master else 2))
+
+
+def _update_workspace(request: EstimateRequest, gradients: float) -> float:
+    """What the update makes beside the states: DeepSpeed an fp32 copy of its gradients; foreach loops a copy more."""
+    if request.engine == "deepspeed" and request.stage > 0 and not request.offload_optimizer:
+        return 2 * gradients if request.precision != "fp32" else gradients
+    return 0.0 if request.software.fused_optimizer else gradients
+
+
+def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> float:
+    """Logits of one micro batch, what the loss makes of them, and the gradients made with them."""
+    shape, software, e = request.shape, request.software, request.element_bytes
+    tensor = request.degrees.tensor
+    logits = request.tokens * shape.vocab / tensor
+    half = e if request.precision != "fp32" else 0
+    head = shape.vocab * shape.hidden / tensor if shape.adapter is None else 0.0
+    if software.loss == "linear":
+        piece = min(request.tokens, software.loss_chunk_tokens or 1024) * shape.vocab / tensor
+        return piece * (4 + half) + 4 * head + e * request.tokens * shape.hidden
+    if software.loss == "chunked":
+        of_piece = constants.piece_logit_bytes * (1 if software.kernels == "compiled" else 4)
+        return logits * (e + of_piece) + e * head
+    if software.loss == "compiled":
+        return logits * (e + constants.compiled_logit_bytes) + e * head
+    return logits * (half + constants.whole_logit_bytes) + e * head
+
+
+def activations(request: EstimateRequest) -> float:
+    """What autograd keeps of one micro batch; of as many micro batches as a pipeline's first stage has in flight."""
+    return 0.0 if request.offload_activations and request.checkpointing == "full" else _kept(request)
+
+
+def _kept(request: EstimateRequest) -> float:
+    shape, degrees = request.shape, request.degrees
+    layers = shape.layers / degrees.pipeline
+    in_flight = min(degrees.pipeline, request.accumulation)
+    stream = _stream(request) * request.tokens
+    edges = 2 * stream if degrees.pipeline == 1 else stream
+    return layers * in_flight * _kept_of_layer(request) + edges
+
+
+def _stream(request: EstimateRequest) -> float:
+    """Bytes of one token of the residual stream. Autocast keeps it in fp32; sharded 16-bit weights do not."""
+    split = request.degrees.tensor if request.degrees.sequence_parallel else 1
+    wide = request.precision != "fp32" and request.engine in ("single", "ddp") and request.master
+    return request.shape.hidden * (4 if wide else request.element_bytes) / split
+
+
+def _kept_of_layer(request: EstimateRequest) -> float:
+    if request.checkpointing == "full":
+        return _stream(request) * request.tokens
+    if request.checkpointing == "selective" and request.engine != "megatron":
+        return (_selected(request) + _cast(request)) * request.tokens
+    return full_layer_bytes(request)
+
+
+def _cast(request: EstimateRequest) -> float:
+    """Bytes a token: fp8 operation by operation keeps each product's input in 16 bits and in fp8, each for itself."""
+    if request.precision != "fp8" or request.software.kernels != "eager":
+        return 0.0
+    return 3 * (6 * request.shape.hidden + _width(request)) / request.degrees.tensor
+
+
+def _selected(request: EstimateRequest) -> float:
+    """Bytes a token: the layer's input, attention's output and every second matrix product (torchtitan's policy)."""
+    shape, tensor = request.shape, request.degrees.tensor
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = (2 * query + key + _width(request)) / tensor
+    if request.software.kernels == "eager":
+        kept += shape.hidden  # the last product's, which nothing reads again; torch.compile drops it
+    return _stream(request) + kept * request.element_bytes
+
+
+def _width(request: EstimateRequest) -> float:
+    """Width of the MLPs that one token passes through, averaged over the layers."""
+    shape = request.shape
+    if shape.experts is None:
+        return float(shape.ffn)
+    routed = shape.experts.per_token * shape.experts.ffn + shape.experts.shared_ffn
+    share = shape.experts.layers / max(shape.layers, 1)
+    return share * routed + (1 - share) * shape.ffn
+
+
+def full_layer_bytes(request: EstimateRequest) -> float:
+    """What autograd keeps of one layer and one micro batch without recomputation."""
+    shape, degrees, e = request.shape, request.degrees, request.element_bytes
+    kernels, attention = request.software.kernels, request.software.attention
+    tensor, stream = degrees.tensor, _stream(request)
+    split = tensor if degrees.sequence_parallel else 1
+    normed = shape.hidden * e / split
+    # an RMS norm that is written out keeps an fp32 copy beside the input and the normalised value
+    norms = 2 * (stream + normed)
+    if kernels == "eager" and not shape.layer_norm:
+        norms += 2 * 4 * shape.hidden / split
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    repeated = query if attention in ("sdpa", "eager") else key
+    attended = (2 * query + 2 * repeated) * e / tensor
+    # gate, its activation, up, their product; fused kernels compute the activation again
+    tensors = (4 if kernels == "eager" else 3) if shape.gated else 2
+    if not shape.gated and kernels == "compiled":
+        tensors = 1
+    mlp = tensors * _width(request) * e / tensor
+    dropped = 2 * shape.hidden / split if request.dropout else 0
+    total = (norms + attended + mlp + dropped + _cast(request) - _unread(request)) * request.tokens
+    return total + _scores(request)
+
+
+def _unread(request: EstimateRequest) -> float:
+    """Inputs of frozen products without an adapter: no gradient of theirs is wanted, so they are not kept."""
+    shape, added = request.shape, request.shape.adapter
+    if added is None or added.inputs > 3 * shape.hidden * shape.layers:
+        return 0.0
+    return (_width(request) + shape.hidden) * request.element_bytes / request.degrees.tensor
+
+
+def _scores(request: EstimateRequest) -> float:
+    """Score matrices of one layer, where the kernel keeps them: softmax, its 16-bit copy, under dropout a mask."""
+    if request.software.attention != "eager" or request.checkpointing == "selective":
+        return 0.0
+    shape, e = request.shape, request.element_bytes
+    size = 4 if request.precision == "fp32" else 4 + e
+    if request.engine == "megatron":  # one fused kernel for scale, mask and softmax
+        size = e
+    if request.dropout:
+        size += e + 1
+    return request.micro_batch * shape.heads / request.degrees.tensor * request.sequence**2 * size
+
+
+def layer_transient(request: EstimateRequest) -> float:
+    """One layer in the backward pass: its recomputed activations, and the gradients of its widest tensors."""
+    shape, e, tensor = request.shape, request.element_bytes, request.degrees.tensor
+    widest = (_width(request) + 2 * shape.hidden) * e * request.tokens / tensor
+    again = full_layer_bytes(request) if request.checkpointing != "none" else 0.0
+    scores = _scores(request) / 2
+    return again + widest + scores

@@ -1,0 +1,169 @@
+"""One setting of a training run, as the estimates of memory and time take it, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.facts.hardware import Machine
+from headway.facts.schema import ModelShape
+from headway.plan.schema import MemoryItem
+
+Engine = Literal["single", "ddp", "fsdp", "deepspeed", "megatron"]
+Checkpointing = Literal["none", "selective", "full"]
+Kernels = Literal["eager", "fused", "compiled"]
+AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
+LossKind = Literal["whole", "compiled", "chunked", "linear"]
+# What of its memory a device can give to tensors; the rest is fragmentation and whatever else runs there.
+USABLE_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Over how many devices each dimension is spread. Their product without `expert` is the number of devices.
+
+    expert: into how many parts each layer's experts are split, over devices of the data-parallel group.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1  # parts of each sequence
+    expert: int = 1
+    sequence_parallel: bool = False  # norms and residual stream are split over the tensor-parallel group too
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """Devices over which ZeRO and FSDP spread the states."""
+        return self.data * self.context
+
+
+@dataclass(frozen=True)
+class Software:
+    """The generation of kernels that computes the step.
+
+    kernels: `eager` writes out norms, activations and rotary positions operation by operation; `fused` are hand-written
+    kernels (Liger, Apex, Transformer Engine); `compiled` is torch.compile.
+    attention: `eager` keeps the score matrices; `flash1` is the first flash kernel, `flash` the second,
+    `flash3` Hopper's; `sdpa` is flash under a mask, key and value repeated for every head.
+    loss: `whole` makes fp32 logits of all tokens, their log-softmax and its gradient; `compiled` fuses these;
+    `chunked` keeps 16-bit logits and works on pieces in fp32; `linear` never holds more than one piece of logits.
+    expandable_segments: of the caching allocator, which then uses freed blocks for larger tensors.
+    ends_apart: FSDP gathers embedding and head each for itself, not with the root.
+    """
+
+    kernels: Kernels = "eager"
+    attention: AttentionKind = "flash"
+    loss: LossKind = "linear"
+    loss_chunk_tokens: int = 0
+    virtual_stages: int = 1  # interleaved pipeline: chunks of layers a device
+    fused_optimizer: bool = True
+    overlapped_tensor_parallel: bool = False
+    expandable_segments: bool = False
+    ends_apart: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """bytes_per_parameter: of the states alone, without master weights. in_backward: gradients never stand all.
+
+    more_of_embeddings: 8-bit optimizers keep those of embeddings in fp32. paged: states stand in the host's memory and
+    come to the device page by page.
+    """
+
+    bytes_per_parameter: float = 8.0
+    more_of_embeddings: float = 0.0
+    in_backward: bool = False
+    paged: bool = False
+
+
+@dataclass(frozen=True)
+class EstimateRequest:
+    """One setting to be judged.
+
+    stage: of ZeRO; FSDP is 3, and 2 where it keeps the parameters gathered after the forward pass.
+    master: 16-bit training keeps fp32 weights (or a master copy); else everything is 16-bit.
+    base_bits: of frozen base weights that are quantised (QLoRA: 4); None: they are in 16 bits.
+    live_parameters: that ZeRO-3 leaves gathered (DeepSpeed's stage3_max_live_parameters).
+    """
+
+    shape: ModelShape
+    machine: Machine
+    degrees: Degrees = field(default_factory=Degrees)
+    engine: Engine = "ddp"
+    stage: int = 0
+    sequence: int = 2048
+    micro_batch: int = 1
+    accumulation: int = 1
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    tf32: bool = False
+    master: bool = True
+    base_bits: int | None = None
+    checkpointing: Checkpointing = "none"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    offload_activations: bool = False
+    dropout: bool = False
+    software: Software = field(default_factory=Software)
+    optimizer: OptimizerFacts = field(default_factory=OptimizerFacts)
+    reduce_bucket_elements: int = 500_000_000
+    prefetch_bucket_elements: int = 50_000_000
+    live_parameters: int = 2_000_000_000
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro batch on one device."""
+        return self.micro_batch * self.sequence // self.degrees.context
+
+    @property
+    def step_tokens(self) -> int:
+        """Of one step on all devices."""
+        return self.micro_batch * self.sequence * self.accumulation * self.degrees.data
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number in the forward pass; fp8 products take 16-bit inputs and outputs."""
+        return 4 if self.precision == "fp32" else 2
+
+
+@dataclass(frozen=True)
+class TimeItem:
+    """Part of a step. hidden_seconds: of this part, what runs behind computation and costs nothing."""
+
+    name: str
+    seconds: float  # exposed
+    hidden_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of the fullest device and time of a step.
+
+    items add up to device_bytes. allocated: the caching allocator's peak of live tensors; reserved: what it took from
+    the device for it; device: with the CUDA context, as nvidia-smi shows. The band holds nine of ten measured peaks.
+    """
+
+    items: tuple[MemoryItem, ...]
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    limit_bytes: int
+    host_bytes: int  # of one host
+    host_limit_bytes: int
+    times: tuple[TimeItem, ...]
+    step_seconds: float
+    tokens_per_second: float
+    model_flops_per_token: float
+    mfu: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device holds it, and the host what its processes put there."""
+        host = not self.host_limit_bytes or self.host_bytes <= self.host_limit_bytes
+        return self.device_bytes <= self.limit_bytes and host

@@ -1,0 +1,107 @@
+"""Counts of further architectures, and known models, against what transformers builds on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headway.errors import ModelError
+from headway.facts.catalogue import find_model, known_models, near_models
+from headway.facts.counting import COUNTED, count_shape
+from headway.facts.shape import shape_of
+
+SIZES = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+PLAIN = {**SIZES, "intermediate_size": 80, "max_position_embeddings": 32, "num_key_value_heads": 2}
+PLAIN |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
+MOE = {**PLAIN, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
+LATENT = {
+    **{key: value for key, value in MOE.items() if key not in ("num_experts", "head_dim")},
+    "num_key_value_heads": 4,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("phi3", PLAIN),
+    ("phi3", {**PLAIN, "tie_word_embeddings": True}),
+    ("gemma3_text", {**PLAIN, "head_dim": 16}),
+    ("gemma3_text", {**PLAIN, "attention_bias": True, "tie_word_embeddings": True}),
+    ("mpt", {"vocab_size": 101, "d_model": 48, "n_layers": 3, "n_heads": 4, "max_seq_len": 32}),
+    ("mpt", {"vocab_size": 101, "d_model": 48, "n_layers": 2, "n_heads": 4, "expansion_ratio": 3}),
+    ("nemotron", PLAIN),
+    ("mixtral", {**PLAIN, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    ("qwen2_moe", {**MOE, "shared_expert_intermediate_size": 40}),
+    ("qwen2_moe", {**MOE, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "head_dim": 12}),
+    ("qwen3_moe", MOE),
+    ("qwen3_moe", {**MOE, "mlp_only_layers": [0], "attention_bias": True}),
+    ("deepseek_v2", LATENT),
+    ("deepseek_v2", {**LATENT, "q_lora_rank": 20, "attention_bias": True}),
+    ("deepseek_v3", {**LATENT, "q_lora_rank": 20}),
+    ("gpt_oss", {**PLAIN, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 12}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "keys"), CASES)
+def test_counts_equal_the_built_model(model_type: str, keys: dict[str, Any]) -> None:
+    config = {"model_type": model_type, **keys}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    counted = shape_of(config)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    assert counted.parameters == counted.trainable_parameters == sum(sizes.values())
+    blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == counted.layers)
+    largest = max(sum(p.numel() for p in block.parameters()) for block in blocks)
+    assert counted.largest_layer_parameters == max(largest, counted.vocab * counted.hidden)
+    routed = sum(n for name, n in sizes.items() if ".experts." in name)
+    assert (counted.experts.parameters if counted.experts else 0) == routed
+
+
+def test_every_counted_architecture_has_a_case() -> None:
+    assert {model_type for model_type, _ in CASES} == set(COUNTED)
+    assert count_shape({"model_type": "llama"}) is None
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ModelError, match="mixtral config has no num_experts"):
+        shape_of({"model_type": "mixtral", **PLAIN, "num_experts_per_tok": 2})
+    with pytest.raises(ModelError, match="has no qk_rope_head_dim"):
+        shape_of({"model_type": "deepseek_v2", **{k: v for k, v in LATENT.items() if k != "qk_rope_head_dim"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+        ("LLAMA3.1_405B", 405.85),
+        ("Llama2-7B full", 6.74),
+        ("Qwen3_30B_a3B", 30.53),
+        ("Qwen2.5-7B-Instruct", 7.62),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.70),
+        ("deepseek-ai/DeepSeek-V3", 671.03),
+        ("google/gemma-2-9b-it", 9.24),
+        ("bert-large-uncased (seq-cls)", 0.3336),
+        ("Phi-3-mini-4k-instruct", 3.82),
+        ("gpt2-xl", 1.558),
+    ],
+)
+def test_known_models_by_any_spelling(name: str, billions: float) -> None:
+    config = find_model(name)
+    assert config is not None
+    assert shape_of(config).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_the_catalogue_is_counted_without_torch() -> None:
+    for name, config in known_models().items():
+        assert shape_of(config).parameters > 1e7, name
+    assert find_model("a model of my own") is None
+    assert "llama-3.1-8b" in near_models("lama-3.1-8b")
