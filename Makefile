@@ -3,12 +3,14 @@
 # make lint          formatting, style and types
 # make bench         Headway beside its peers, on this machine
 # make certify-matrix   certify many combinations of settings on this machine; the table goes to docs/
+# make planner-accuracy   how right the planner is on published measurements; TABLE=other.csv judges another table
 # make gpu-proof     the features that need a GPU, in at most eight minutes
 #
 # Another interpreter: make quickstart PYTHON=python3.12
 
 PYTHON ?= python3
 ARGS ?=
+TABLE ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
 # A release that loses gradients: certify must refuse it. Only DeepSpeed is installed anew; the rest is .venv's.
@@ -19,7 +21,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint bench certify-matrix gpu-proof clean
+.PHONY: quickstart test lint bench certify-matrix planner-accuracy gpu-proof clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -38,6 +40,10 @@ bench: .venv/installed-bench
 
 certify-matrix: .venv/installed-dev
 	$(BIN)/python bench/certify_matrix.py $(ARGS)
+
+# Another table is judged without a fit and without plots, so it needs nothing more than Headway.
+planner-accuracy: $(if $(TABLE),.venv/installed,.venv/installed-planner)
+	$(BIN)/python bench/planner/accuracy.py $(if $(TABLE),"$(TABLE)") $(ARGS)
 
 gpu-proof: .venv/installed
 	$(BIN)/python bench/gpu_proof.py $(ARGS)
@@ -73,6 +79,11 @@ clean:
 .venv/installed-bench: .venv/installed
 	@echo "Installing the peers for the benchmark into .venv"
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+.venv/installed-planner: .venv/installed
+	@echo "Installing what the planner's page needs"
+	$(PIP) --editable '.[planner]'
 	@touch $@
 
 $(FAULTY)/installed: .venv/installed

@@ -173,7 +173,7 @@ def _mixtral(config: Config) -> ModelShape:
 def _sparse_layers(config: Config, layers: int) -> int:
     """Qwen: every `decoder_sparse_step`-th layer has experts, but for those named as dense."""
     step = int(config.get("decoder_sparse_step") or 1)
-    dense = set(config.get("mlp_only_layers") or ())
+    dense: set[int] = set(config.get("mlp_only_layers") or ())
     return sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
 
 

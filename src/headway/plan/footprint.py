@@ -76,9 +76,11 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
     allocated = max(moments)
     working = max(forward, backward, update, last)
+    # a flat buffer finds no freed block of its size but those of whole logits
+    apart = max(working, kept + max(logits, update + last))
     fragments = constants.fragmentation * working
     # freed blocks of the last step's gradients serve no larger tensor, unless segments can grow
-    reserved = (allocated if request.software.expandable_segments else base + gradients + working) + fragments
+    reserved = (allocated if request.software.expandable_segments else base + gradients + apart) + fragments
     held = min(gradients, reserved - fragments - base)
     working = reserved - fragments - base - held
     rest = working - min(kept, working) - min(logits, max(working - kept, 0))
@@ -142,7 +144,7 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     master = 4 if (mixed and weight == 2) or (request.precision == "fp32" and request.engine == "deepspeed") else 0
     gradient = 4 if request.engine == "megatron" and mixed else weight
     states = _spread(request, parts, 1) * trained * (master + request.optimizer.bytes_per_parameter)
-    if shape_is_trained_whole(request):
+    if request.shape.adapter is None:
         states += parts.ends / _shards(request, 1) * request.optimizer.more_of_embeddings
     gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * gradient
     if request.engine == "fsdp":
@@ -157,10 +159,6 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
         items["16-bit copies of the weights"] = 2 * parts.total  # autocast casts each weight once a micro batch
     return items
-
-
-def shape_is_trained_whole(request: EstimateRequest) -> bool:
-    return request.shape.adapter is None
 
 
 def _host(request: EstimateRequest) -> dict[str, float]:
@@ -219,10 +217,15 @@ def _buckets(request: EstimateRequest) -> float:
 
 
 def _last_buckets(request: EstimateRequest) -> float:
-    """As `_buckets`, at the end of the backward pass: FSDP's root group has embedding and head."""
+    """As `_buckets`, at the end of the backward pass, with the whole gradients of the embeddings.
+
+    FSDP's root group has embedding and head; DeepSpeed copies what is larger than a bucket.
+    """
+    parts = parts_of(request)
+    if request.engine == "deepspeed" and request.stage > 0:
+        return _buckets(request) + parts.ends * parts.trained_share * request.element_bytes
     if request.engine != "fsdp" or request.degrees.shards == 1:
         return _buckets(request)
-    parts = parts_of(request)
     ends = parts.ends / (2 if request.software.ends_apart else 1)
     return ends * parts.trained_share * (request.element_bytes + (4 if request.master else 2))
 

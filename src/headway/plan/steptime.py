@@ -120,9 +120,14 @@ def _traffic_bytes(request: EstimateRequest, constants: TimeConstants) -> float:
     split = degrees.tensor if degrees.sequence_parallel else 1
     moe = shape.experts
     width = shape.ffn if moe is None else moe.per_token * (moe.ffn + 2 * shape.hidden) + moe.shared_ffn
-    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    stream = (16 if request.dropout else 10) * shape.hidden / split
-    numbers = stream + (2 * heads + (3 if shape.gated else 2) * width) / degrees.tensor
+    heads = (shape.heads + shape.kv_heads) * shape.head_dim
+    kernels = request.software.kernels
+    written_out = kernels == "eager" and not shape.layer_norm  # layer norms are one operation everywhere
+    norm, add = (14 if written_out else 2), (1.5 if kernels == "compiled" else 3)
+    stream = 2 * (norm + add + (2.5 if request.dropout else 0)) * shape.hidden / split
+    rotary = {"eager": 10, "fused": 2, "compiled": 3}[kernels] * heads if shape.gated else 0
+    activation = (5 if kernels == "eager" else 3) if shape.gated else (4 if kernels == "eager" else 2)
+    numbers = stream + (rotary + activation * width) / degrees.tensor
     passes = {
         "eager": constants.eager_passes,
         "fused": constants.fused_passes,

@@ -1,0 +1,484 @@
+"""One row of a table of published measurements -> the setting that was measured, and what was measured.
+
+What a row does not say is filled in from what its software does by default (`SOFTWARE`), never from its measurement. A
+row that leaves out something that cannot be filled in is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.facts.catalogue import find_model
+from headway.facts.hardware import Device, Machine, find_device
+from headway.facts.schema import AdapterShape, ModelShape
+from headway.facts.shape import shape_of
+from headway.plan.setting import Degrees, EstimateRequest, OptimizerFacts, Software
+
+GIB = 1024**3
+# What a row names that did not exist before: a lower bound of its date.
+DATED = (("simplefsdp", "2025-03"),)
+Row = dict[str, str]
+
+
+class NotJudged(Exception):
+    """Why a row says too little to be judged."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a software does where nothing is said: its kernels, its loss by month of release, its checkpointing."""
+
+    pattern: str
+    kernels: str = "eager"
+    loss: tuple[tuple[str, str], ...] = (("", "whole"),)  # (from this month on, kind)
+    compiled_loss: tuple[tuple[str, str], ...] = ()
+    checkpointing: str = "none"
+    engine: str = ""
+    interleaved: bool = False  # its recipes cut each pipeline stage into chunks of a few layers
+    flash: str = "flash"
+    expandable_since: str = ""  # month from which its launch script lets the allocator's segments grow
+    ends_apart: bool = False
+    dropout: bool = False  # trained with it, as was usual until about 2022
+
+
+# Read in order: the first whose pattern is found in family, source or strategy.
+SOFTWARE = (
+    Defaults("liger", kernels="fused", loss=(("", "linear"),)),
+    Defaults("unsloth", kernels="fused", loss=(("", "chunked"),), checkpointing="full"),
+    Defaults(
+        "torchtitan",
+        loss=(("", "whole"),),
+        compiled_loss=(("", "whole"), ("2025-03", "compiled")),
+        checkpointing="selective",
+        engine="fsdp",
+        expandable_since="2025-03",
+    ),
+    Defaults("pytorch/ao|torchao", loss=(("", "whole"),), checkpointing="selective", engine="fsdp"),
+    Defaults("torchtune", loss=(("", "chunked"),), engine="fsdp", ends_apart=True),
+    Defaults("litgpt|lit-gpt", engine="fsdp"),
+    Defaults("llm-foundry|llmfoundry|composer", engine="fsdp", flash="flash1"),
+    Defaults("internevo|internlm", kernels="fused", loss=(("", "compiled"),), engine="megatron", flash="flash1"),
+    Defaults("megatron-deepspeed|vtrain|bigscience", engine="megatron", dropout=True),
+    Defaults(
+        "megatron-?bridge|transformer.?engine",
+        kernels="fused",
+        loss=(("", "compiled"),),
+        engine="megatron",
+        flash="flash3",
+        interleaved=True,
+    ),
+    Defaults("nemo", kernels="fused", loss=(("", "compiled"),), engine="megatron", interleaved=True),
+    Defaults(
+        "nemo|megatron|korthikanti|2205.05198|2104.04473",
+        kernels="fused",
+        loss=(("", "compiled"),),
+        engine="megatron",
+    ),
+    Defaults("deepspeed", engine="deepspeed"),
+    Defaults("fsdp", engine="fsdp"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row that can be judged."""
+
+    row: Row
+    request: EstimateRequest
+    memory_bytes: float | None
+    memory_kind: str  # allocated | reserved | device
+    tokens_per_second: float | None  # of one device
+    out_of_memory: bool
+
+    @property
+    def source(self) -> str:
+        return self.row.get("source") or "?"
+
+    @property
+    def family(self) -> str:
+        return self.row.get("family") or self.source
+
+    @property
+    def data_parallel(self) -> bool:
+        """In the domain that Headway runs: neither tensor nor pipeline parallel."""
+        degrees = self.request.degrees
+        return degrees.tensor == 1 and degrees.pipeline == 1
+
+
+def read_table(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{str(k): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
+
+
+def judge(rows: Iterable[Row]) -> tuple[list[Measured], dict[str, int]]:
+    """(the rows that can be judged, reason -> number of rows that cannot)."""
+    kept: list[Measured] = []
+    skipped: dict[str, int] = {}
+    for row in rows:
+        try:
+            kept.append(measured(row))
+        except NotJudged as reason:
+            skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+        except (ValueError, ZeroDivisionError, KeyError, OverflowError) as error:
+            what = f"unreadable: {type(error).__name__} {error}"[:80]
+            skipped[what] = skipped.get(what, 0) + 1
+    return kept, skipped
+
+
+def number(row: Row, key: str) -> float | None:
+    text = row.get(key, "").replace(",", "")
+    match = re.match(r"~?\s*(-?\d+(\.\d+)?([eE][-+]?\d+)?)", text)
+    return float(match[1]) if match else None
+
+
+def whole(row: Row, key: str, default: int | None = None) -> int:
+    found = number(row, key)
+    if found is None or found < 1:
+        if default is None:
+            raise NotJudged(f"no {key}")
+        return default
+    return int(found)
+
+
+def said(row: Row, *keys: str) -> str:
+    return " ".join(row.get(key, "") for key in keys).lower()
+
+
+def defaults_of(row: Row) -> Defaults:
+    text = said(row, "strategy") + " | " + said(row, "family", "source", "software", "notes")
+    for entry in SOFTWARE:
+        named = entry.pattern in ("liger", "unsloth") and re.search(entry.pattern, said(row, "strategy"))
+        if named and "no liger" not in text:
+            return entry
+    return next((entry for entry in SOFTWARE[2:] if re.search(entry.pattern, text)), Defaults(""))
+
+
+def month_of(row: Row) -> str:
+    """'2025-06' of the newest date that the row names; '' where it names none."""
+    text = said(row, "date", "source", "notes")
+    found = [f"{y}-{m}" for y, m in re.findall(r"(?<!\d)(20[12]\d)-?(0[1-9]|1[0-2])(?!\d)", text)]
+    months = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+    for name, year in re.findall(r"\b([a-z]{3})[a-z]*[- ](20[12]\d)", text):
+        if name in months:
+            found.append(f"{year}-{months.index(name) + 1:02d}")
+    found += [since for word, since in DATED if word in said(row, "strategy", "notes")]
+    return max(found, default="")
+
+
+def at(choices: tuple[tuple[str, str], ...], month: str) -> str:
+    return [kind for since, kind in choices if since <= month or not since][-1]
+
+
+def device_of(row: Row) -> Device:
+    for key in ("gpu", "gpu_key"):
+        text = row.get(key, "")
+        if text and (device := find_device(text)):
+            return device
+    raise NotJudged(f"unknown device {row.get('gpu') or row.get('gpu_key') or '(none)'}")
+
+
+def machine(row: Row, device: Device, count: int) -> Machine:
+    """Hosts of eight, unless the row says otherwise; its network where the notes state one a host."""
+    notes = said(row, "notes", "gpu")
+    per_host = int(m[1]) if (m := re.search(r"\((\d+)/node\)|(?<!\d)(\d+) gpus? per node", notes)) and m[1] else 8
+    per_host = min(per_host, count)
+    network = number(row, "network_gbs")
+    if network is None and (m := re.search(r"(\d+) ?gbps (?:node|inter)", notes)):
+        network = int(m[1]) / 8 / 8
+    if network is None and (m := re.search(r"inter_node_bandwidth (\d+) ?gb/s", notes)):
+        network = int(m[1]) / 8 / 8
+    return Machine(device, per_host, -(-count // per_host), 2000 * GIB, 300e9, network * 1e9 if network else None)
+
+
+def shape_of_row(row: Row) -> ModelShape:
+    """The shape that the row states; else that of a known model of this name."""
+    known = find_model(row.get("model", ""))
+    stated = number(row, "params")
+    layers, hidden = number(row, "layers"), number(row, "hidden")
+    if known is not None:
+        shape = shape_of(known)
+        same = (layers, hidden) in ((None, None), (shape.layers, shape.hidden))
+        if same and (not stated or abs(stated / shape.parameters - 1) < 0.03):
+            return shape
+    if not hidden:
+        raise NotJudged("no shape: neither layers and hidden nor a known model's name")
+    hidden = int(hidden)
+    heads = whole(row, "heads", max(1, hidden // 128))
+    name = said(row, "model")
+    gated = not re.search(r"gpt|mpt|opt|bloom|bert|nemotron|mt-nlg|falcon|pythia|neox|phi-?[12]", name)
+    kv, head_dim = whole(row, "kv_heads", heads), hidden // heads
+    ffn = whole(row, "ffn", 4 * hidden if not gated else int(8 * hidden / 3) // 64 * 64)
+    vocab = whole(row, "vocab", 32000 if gated else 50257)
+
+    def block(is_gated: bool) -> int:
+        return hidden * (2 * hidden + 2 * kv * head_dim) + (3 if is_gated else 2) * hidden * ffn + 4 * hidden
+
+    if not layers:
+        if not stated:
+            raise NotJudged("no number of layers")
+        layers = round((stated - vocab * hidden) / block(gated))
+    layers = int(layers)
+    options = [(g, t) for g in (gated, not gated) for t in (not gated, gated)]
+
+    def total(is_gated: bool, tied: bool) -> int:
+        return layers * block(is_gated) + vocab * hidden * (1 if tied else 2)
+
+    best = options[0]
+    if stated:
+        best = min(options, key=lambda option: abs(total(*option) / stated - 1))
+        if abs(total(*best) / stated - 1) > 0.25:
+            raise NotJudged("the stated parameters do not follow from the stated shape")
+    ends = vocab * hidden * (1 if best[1] else 2)
+    count = int(stated) if stated else total(*best)
+    return ModelShape(
+        arch="stated",
+        parameters=max(count, ends + layers * hidden * hidden),
+        trainable_parameters=max(count, ends + layers * hidden * hidden),
+        embedding_parameters=ends,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        max_sequence=0,
+        tied=best[1],
+        largest_layer_parameters=max(block(best[0]), vocab * hidden),
+        gated=best[0],
+        layer_norm=not gated,
+    )
+
+
+def adapted(shape: ModelShape, row: Row) -> ModelShape:
+    """With a LoRA, where the row has one: rank 8 on all linear layers unless it says otherwise."""
+    text = said(row, "model", "strategy", "notes")
+    if "lora" not in said(row, "model", "strategy"):
+        return shape
+    rank = int(m[1] or m[2]) if (m := re.search(r"\br ?=? ?(\d+)\b|rank ?=? ?(\d+)", text)) else 8
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    pairs = [(shape.hidden, query), (shape.hidden, key)]
+    if not re.search(r"q, ?v default|\bq_proj, ?v_proj|r\d+ q,v default", text):
+        pairs += [(shape.hidden, key), (query, shape.hidden)]
+        pairs += [(shape.hidden, shape.ffn)] * (2 if shape.gated else 1) + [(shape.ffn, shape.hidden)]
+    trained = rank * shape.layers * sum(a + b for a, b in pairs)
+    added = AdapterShape(
+        parameters=trained,
+        layers=len(pairs) * shape.layers,
+        rank=rank,
+        inputs=sum(a for a, _ in pairs) * shape.layers,
+    )
+    return shape.model_copy(
+        update={
+            "parameters": shape.parameters + trained,
+            "trainable_parameters": trained,
+            "adapter": added,
+        }
+    )
+
+
+def precision_of(row: Row) -> tuple[str, bool, int | None]:
+    """(precision, whether fp32 weights are kept, bits of a quantised base)."""
+    text = said(row, "precision")
+    master = not re.search(r"pure\)?|bf16-true|no fp32 master|nf4|int4|4-?bit", text) or "fp32 master)" in text
+    master = master and "no fp32 master" not in text
+    bits = 4 if re.search(r"nf4|int4|4-?bit", text + said(row, "model")) else None
+    if "lora" in said(row, "model", "strategy") and "mixed" not in text:
+        master = False  # the frozen base is kept in 16 bits everywhere
+    if "fp8" in text:
+        return "fp8", master, bits
+    if re.search(r"fp32|float32|\b32\b", text) and "bf16" not in text and "fp16" not in text:
+        return "fp32", True, bits
+    return ("fp16" if "fp16" in text else "bf16"), master, bits
+
+
+def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
+    text = said(row, "strategy")
+    stage = int(number(row, "zero_or_fsdp_stage") or 0)
+    if degrees.tensor * degrees.pipeline > 1 and known.engine != "fsdp":
+        return "megatron", min(stage, 1)
+    if "fsdp" in text:
+        # the first FSDP leaves frozen parameters gathered until the end of the backward pass
+        first = bool(re.search("litgpt|lightning|fsdp-?1|accelerate|trainer", said(row, "source", "strategy")))
+        if first and "lora" in said(row, "model", "strategy"):
+            return "fsdp", 2
+        return "fsdp", max(2, stage or 3)
+    if "deepspeed" in text and "megatron" not in text:
+        if m := re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([123])", text):
+            stage = int(m[1])
+        return "deepspeed", stage
+    if degrees.devices == 1 or "single" in text:
+        return "single", 0
+    if "ddp" in text:
+        return "ddp", 0
+    if known.engine == "megatron":
+        return "megatron", min(stage, 1)
+    if stage:
+        return ("fsdp" if known.engine == "fsdp" and stage > 1 else "deepspeed"), stage
+    return known.engine or "ddp", 3 if known.engine == "fsdp" else stage
+
+
+def software_of(row: Row, known: Defaults) -> Software:
+    text, month = said(row, "strategy", "model", "notes"), month_of(row)
+    compiled = row.get("compile", "").lower().startswith(("yes", "true", "graph", "inductor", "aot"))
+    kernels = "compiled" if compiled else known.kernels
+    fuses = compiled and not row.get("compile", "").lower().startswith(("graph", "aot"))
+    loss = at(known.compiled_loss, month) if fuses and known.compiled_loss else at(known.loss, month)
+    if re.search(r"chunked (cross.entropy|ce|loss)|chunked-ce", text) and not re.search(r"before chunked", text):
+        loss = "chunked"
+    if re.search(r"linear cross.entropy|cut cross.entropy|fused linear|\bcce\b|liger", text) and "no liger" not in text:
+        loss = "linear"
+    if "full logits" in text:
+        loss = "whole"
+    loss = row.get("loss") or loss
+    flash = row.get("flash_attn", "").lower()
+    attention = "eager" if flash in ("no", "false", "0") else known.flash
+    if re.search(r"fa-?[34]|flash.?attention.?3|cudnn", flash + " " + text):
+        attention = "flash3"
+    return Software(
+        kernels=row.get("kernels") or kernels,  # pyright: ignore[reportArgumentType]
+        attention=attention,  # pyright: ignore[reportArgumentType]
+        loss=loss,  # pyright: ignore[reportArgumentType]
+        fused_optimizer="fused=false" not in text,
+        expandable_segments=bool(known.expandable_since) and month >= known.expandable_since,
+        ends_apart=known.ends_apart,
+        overlapped_tensor_parallel="asynctp" in text or "async tp" in text or known.interleaved,
+        virtual_stages=4 if known.interleaved and whole(row, "pp", 1) > 1 else 1,
+    )
+
+
+def optimizer_of(row: Row, master: bool) -> OptimizerFacts:
+    text = row.get("optimizer", "").lower() + " " + said(row, "strategy", "model", "offload", "notes")
+    size, more = 8.0 if master else 4.0, 0.0
+    if re.search(r"8-?bit|adamw8bit|adam8bit", text):
+        size, more = 2.0, 6.0
+    elif re.search(r"\bsgd\b", text):
+        size = 0.0
+    elif re.search(r"adafactor|\blion\b", text):
+        size = size / 2
+    in_backward = bool(re.search(r"optimizer[_ ]in[_ ](bwd|backward)", text)) and "differs" not in text
+    return OptimizerFacts(size, more, in_backward, "paged" in said(row, "offload", "strategy", "optimizer"))
+
+
+def checkpointing_of(row: Row, known: Defaults, engine: str) -> str:
+    text = row.get("act_ckpt", "").lower()
+    if not text or text == "?":
+        if known.pattern.startswith("litgpt") and engine == "fsdp":
+            return "full"
+        return known.checkpointing
+    if text.startswith(("no", "false")):
+        return "none"
+    return "selective" if text.startswith("selective") else "full"
+
+
+def degrees_of(row: Row, count: int) -> Degrees:
+    tensor, pipeline = whole(row, "tp", 1), whole(row, "pp", 1)
+    context = whole(row, "cp", 1)
+    rest = tensor * pipeline * context
+    if count % rest:
+        raise NotJudged("tp x pp x cp does not divide the number of GPUs")
+    text = said(row, "act_ckpt", "strategy", "notes")
+    sequence = "sequence-parallel" in text or ("family" in row and row["family"] in ("torchtitan",))
+    sequence = sequence or bool(re.search(r"nemo|megatron-?(bridge|lm)|torchtitan", said(row, "family", "source")))
+    return Degrees(count // rest, tensor, pipeline, context, whole(row, "ep", 1), sequence and tensor > 1)
+
+
+def batches(row: Row, degrees: Degrees) -> tuple[int, int]:
+    """(micro batch, accumulation)."""
+    micro, steps, total = number(row, "micro_batch"), number(row, "grad_accum"), number(row, "global_batch_seqs")
+    if not micro and not total:
+        raise NotJudged("no batch size")
+    if not micro:
+        steps = steps or degrees.pipeline
+        micro = max(1, total / degrees.data / steps) if steps else 1
+        if degrees.pipeline > 1:
+            micro = 1
+    micro = max(1, int(micro))
+    if not steps and total:
+        steps = max(1, round(total / (micro * degrees.data)))
+    return micro, max(1, int(steps or 1))
+
+
+def measured(row: Row) -> Measured:
+    """The setting and the measurement of one row. Raises NotJudged."""
+    count = whole(row, "n_gpus", 1)
+    device = device_of(row)
+    known = defaults_of(row)
+    degrees = degrees_of(row, count)
+    if re.search(r"padded, unpacked|variable length(?!.*longest)", said(row, "model", "notes")):
+        raise NotJudged("its sequences are shorter than it states, by an unknown amount")
+    if re.search(r"optimizer differs.*not stated", said(row, "notes")):
+        raise NotJudged("its optimizer is not stated")
+    precision, master, bits = precision_of(row)
+    engine, stage = engine_of(row, known, degrees)
+    micro, steps = batches(row, degrees)
+    offload = said(row, "offload") + " " + said(row, "strategy")
+    request = EstimateRequest(
+        shape=adapted(shape_of_row(row), row),
+        machine=machine(row, device, count),
+        degrees=degrees,
+        engine=engine,  # pyright: ignore[reportArgumentType]
+        stage=stage,
+        sequence=whole(row, "seq_len"),
+        micro_batch=micro,
+        accumulation=steps,
+        precision=precision,  # pyright: ignore[reportArgumentType]
+        master=master,
+        base_bits=bits,
+        checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
+        offload_optimizer=bool(re.search(r"optimizer-cpu|cpu.?offload|offload.*optimizer", offload)),
+        offload_parameters=bool(re.search(r"fsdp cpu offload|param[a-z]*-cpu|offload.*param", offload)),
+        offload_activations="activations-cpu" in offload,
+        dropout=known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model"))),
+        software=software_of(row, known),
+        optimizer=optimizer_of(row, master),
+    )
+    return finished(row, request)
+
+
+def finished(row: Row, request: EstimateRequest) -> Measured:
+    kind = row.get("mem_kind", "").lower()
+    peak = number(row, "peak_mem_gib")
+    what = "reserved"
+    if re.search(r"alloc|active", kind):
+        what = "allocated"
+    elif re.search(r"device|smi", kind):
+        what = "device"
+    if peak is not None and "gb=1e9" in kind:
+        peak *= 1e9 / GIB
+    out = row.get("outcome", "").lower() == "oom"
+    made = Measured(row, request, peak * GIB if peak else None, what, speed_of(row, request), out)
+    if made.memory_bytes is None and made.tokens_per_second is None and not out:
+        raise NotJudged("neither memory nor speed was measured")
+    return made
+
+
+def speed_of(row: Row, request: EstimateRequest) -> float | None:
+    """Tokens a second of one device: as published, else from the step's time, else from its FLOP/s or utilisation."""
+    from headway.plan.steptime import model_flops_per_token
+
+    if "variable length" in said(row, "notes"):
+        return None  # a step's tokens are not known
+    if (rate := number(row, "tokens_per_s_per_gpu")) is not None and rate > 0:
+        return rate
+    if (seconds := number(row, "step_time_s")) is not None and seconds > 0:
+        total = number(row, "global_batch_seqs")
+        tokens = total * request.sequence if total else request.step_tokens
+        return tokens / seconds / request.degrees.devices
+    rate = number(row, "tflops_per_gpu")
+    kind = row.get("tflops_kind", "").lower()
+    if rate is None and (mfu := number(row, "mfu_pct")) is not None and mfu > 0:
+        rate, kind = mfu / 100 * request.machine.device.peak_flops("bf16") / 1e12, "model"
+    if rate is None or rate <= 0:
+        return None
+    flops = model_flops_per_token(request)
+    if "causal" in kind:
+        shape = request.shape
+        flops -= 6 * shape.layers * shape.heads * shape.head_dim * request.sequence
+    if "hardware" in kind and request.checkpointing == "full":
+        flops *= 4 / 3
+    return rate * 1e12 / flops
