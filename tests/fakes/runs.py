@@ -25,7 +25,7 @@ import torch
 
 from fakes.corpora import prose
 from fakes.jobs import wait_for
-from headway.checkpoint.load import newest_complete, open_reader
+from headway.checkpoint.load import checkpoint_at, newest_complete, open_reader
 from headway.checkpoint.reader import StoredState, state_hash
 from headway.checkpoint.store import LocalStore
 from headway.cli.main import main
@@ -133,6 +133,12 @@ class Run:
         store = LocalStore(self.dir.checkpoints)
         with open_reader(store, newest_complete(store)) as reader:
             yield reader
+
+    def state_at(self, step: int) -> dict[str, str]:
+        """Parameter -> hash of its weights and moments in the checkpoint of this step."""
+        store = LocalStore(self.dir.checkpoints)
+        with open_reader(store, checkpoint_at(store, step)) as reader:
+            return state_hash(reader)
 
     def state(self) -> dict[str, str]:
         """Parameter -> hash of its weights and moments in the newest checkpoint."""

@@ -10,6 +10,7 @@ loader makes the batch that holds a window: {"rank": 1, "micro_batch": 9, "fault
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -49,7 +50,11 @@ def _hold(folder: Path) -> None:
             raise TimeoutError("held for too long")
 
 
-FAULTS: dict[str, Callable[[Path], None]] = {"kill": _kill, "raise": _raise, "hold": _hold}
+def _spoil(_: Path) -> None:
+    """Nothing here: the loss of this micro batch becomes NaN."""
+
+
+FAULTS: dict[str, Callable[[Path], None]] = {"kill": _kill, "raise": _raise, "hold": _hold, "spoil": _spoil}
 
 
 class Watched(CausalLM):
@@ -70,17 +75,22 @@ class Watched(CausalLM):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        spoilt = False
         if torch.is_grad_enabled():
-            self._break(micro_batch=self.micro_batches)
+            spoilt = self._break(micro_batch=self.micro_batches) == "spoil"
             with (self.folder / f"windows-{self.world}-{self.rank}.jsonl").open("a") as file:
                 file.write(json.dumps(batch.inputs["windows"].tolist()) + "\n")
             self.micro_batches += 1
-        return super().loss(model, batch)
+        terms = super().loss(model, batch)
+        return {name: value * math.nan for name, value in terms.items()} if spoilt else terms
 
-    def _break(self, **here: int) -> None:
+    def _break(self, **here: int) -> str:
+        """The fault that was planted here, once it has been done; "" where there is none."""
         path = self.folder / "fault.json"
         if not path.exists():
-            return
+            return ""
         planted = json.loads(path.read_text())
-        if planted["rank"] == self.rank and here.items() <= planted.items():
-            FAULTS[planted["fault"]](self.folder)
+        if planted["rank"] != self.rank or not here.items() <= planted.items():
+            return ""
+        FAULTS[planted["fault"]](self.folder)
+        return planted["fault"]

@@ -5,7 +5,9 @@ Whoever asks a run to stop, it saves and says so with exit code 75, and goes on 
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,7 +15,19 @@ from pathlib import Path
 import pytest
 
 from fakes.jobs import wait_for
-from fakes.runs import BROKEN, GLOBAL_BATCH, SECONDS, STEPS, Run, Straight, Watch, Workplace, end_of, run_file
+from fakes.runs import (
+    ACCUMULATION,
+    BROKEN,
+    GLOBAL_BATCH,
+    SECONDS,
+    STEPS,
+    Run,
+    Straight,
+    Watch,
+    Workplace,
+    end_of,
+    run_file,
+)
 from fakes.watched_task import ERROR
 from headway.data.order import window_at
 from headway.errors import Stopped, WorkerFailed
@@ -152,3 +166,24 @@ def test_the_time_limit(workplace: Workplace, straight: Straight) -> None:
     assert "train.stop_after" in run.events("stopping")[-1]["reason"]
     watch.heal()
     resumes_to(straight["ddp"], run, workplace, "train.stop_after=null")
+
+
+def test_trn_05_a_step_whose_loss_is_no_number_is_discarded_and_counted(workplace: Workplace) -> None:
+    """One rank's loss in step 3 of 5: the log says so, no rank applies the step, and the summary counts it."""
+    watch = workplace.watch("spoilt")
+    watch.plant("spoil", micro_batch=2 * ACCUMULATION + 1)
+    content = run_file("zero-2", train={"length": "5 steps", "eval_every": None})
+    content |= {"task": watch.task, "checkpoint": {"every": "1 steps", "keep": 5}}
+    run = workplace.train("spoilt", content)
+    lines = {line["step"]: line for line in run.metrics()}
+    assert math.isnan(lines[3]["loss"])
+    assert [lines[step]["applied"] for step in range(1, 6)] == [True, True, False, True, True]
+    assert all(math.isfinite(lines[step]["loss"]) for step in (1, 2, 4, 5))
+    assert [event["text"] for event in run.events("warning")] == [
+        "step 3 is discarded, the weights stay as they were: its loss or its gradients are not finite"
+    ]
+    states = [run.state_at(step) for step in range(1, 6)]
+    assert states[1] == states[2]
+    assert len({tuple(state.items()) for state in states}) == 4
+    assert run.events("done")[-1]["discarded"] == 1
+    assert re.search(r"discarded steps +0 +1 ", workplace.headway("show", run.path).expect(0).out)

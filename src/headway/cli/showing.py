@@ -150,6 +150,8 @@ def comparison(run: RunSummary, plan: Plan | None) -> list[tuple[str, str, str, 
         rows.append(
             ("memory, peak", format_bytes(used_bytes(plan.memory, plan.cluster)), format_bytes(peak), "estimated")
         )
+    if discarded := int(number(done or {}, "discarded") or 0):
+        rows.append(("discarded steps", "0", str(discarded), "loss or gradients not finite"))
     speed = number(run.last, "tokens_per_second")
     return [*rows, ("tokens/s", "", format_count(speed), "")] if speed is not None else rows
 

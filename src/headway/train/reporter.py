@@ -50,6 +50,9 @@ class Reporter(SilentReporter):
 
     def step(self, report: StepReport, progress: Progress) -> None:
         """Add a step; write a line every `log_every` steps and at the last."""
+        if not report.result.applied and self.plan.numerics.precision != "fp16":  # whose loss scale is found so
+            what = "its loss or its gradients are not finite"
+            self.event("warning", text=f"step {report.step} is discarded, the weights stay as they were: {what}")
         window = self._since
         window.add(report)
         if report.step % self.plan.log_every and report.step != self.plan.schedule.steps:

@@ -61,6 +61,8 @@ class Session:
         )
         outcome = "failed"
         try:
+            if self._is_judged_before(parts):
+                self._evaluate(parts, 0)
             reason = train(self.plan, parts.engine, loader, parts.progress, hooks)
             if reason is not None:
                 outcome = "stopped"
@@ -69,7 +71,8 @@ class Session:
             self._concluded(parts)
             differences = parts.progress.differences(self.plan)
             check = finish.deliver(parts, reporter, self._evaluation)
-            reporter.event("done", steps=parts.progress.step, tokens=parts.progress.tokens, differences=differences)
+            done = {"tokens": parts.progress.tokens, "discarded": parts.progress.discarded}
+            reporter.event("done", steps=parts.progress.step, differences=differences, **done)
             outcome = "done"
             if check is not None:
                 check.require()
@@ -101,6 +104,16 @@ class Session:
             self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
         self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
         return parts
+
+    def _is_judged_before(self, parts: Parts) -> bool:
+        """Whether a pretrained model's held-out figures are taken before its first step: what training improves on.
+
+        A head that starts fresh knows nothing yet, nor does a model from scratch.
+        """
+        plan = self.plan
+        pretrained = plan.model.path is not None and not plan.model.fresh_head
+        evaluates = plan.evaluate.steps is not None or plan.evaluate.seconds is not None
+        return pretrained and evaluates and parts.progress.step == 0
 
     def _concluded(self, parts: Parts) -> None:
         """After the last step, before the export; collective. Certify's session looks at the engine here."""
