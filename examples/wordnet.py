@@ -1,19 +1,22 @@
-"""Data for two recipes, from WordNet 3.0 as Debian's package wordnet-base has it: glosses by their class, and chats.
+"""Data for the recipes, from WordNet 3.0 as Debian's package wordnet-base has it: glosses by their class, and chats.
 
     apt-get install wordnet-base
-    python examples/wordnet.py data          # writes data/glosses.jsonl and data/chats.jsonl
+    python examples/wordnet.py data     # data/glosses.jsonl and data/chats.jsonl, with -eval.jsonl beside each
 
-glosses.jsonl holds 117,659 records of text and label: a gloss, and which of WordNet's 45 files it stands in
-(noun.animal, verb.motion, ...). chats.jsonl asks what each word means and answers with its gloss.
+WordNet has 117,659 meanings. A record of glosses.jsonl is a text and its label: a gloss, and which of WordNet's 45
+files it stands in (noun.animal, verb.motion, ...). One of chats.jsonl asks what a word means and answers with its
+gloss. One gloss in fifty, chosen by its own words, is held out in the files -eval.jsonl. The chats are of one meaning
+in ten, which is more than the recipes read in the time that they take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WORDNET = Path("/usr/share/wordnet")
 PARTS = ("noun", "verb", "adj", "adv")
@@ -65,6 +68,8 @@ FILES = [
     "verb.weather",
     "adj.ppl",
 ]
+HELD_OUT = 50  # one gloss in so many
+CHATS = 10  # a chat for one meaning in so many
 _SPEECH = {"n": "noun", "v": "verb", "a": "adjective", "s": "adjective", "r": "adverb"}
 
 
@@ -94,14 +99,20 @@ def chat(synset: Synset) -> dict[str, list[dict[str, str]]]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": synset.gloss}]}
 
 
-def write(folder: Path, out: Path) -> dict[str, int]:
-    """Write both files into `out`; how many records each has."""
+def is_held_out(synset: Synset) -> bool:
+    """By its gloss alone: no gloss is in both parts, however often it occurs."""
+    return zlib.crc32(synset.gloss.encode()) % HELD_OUT == 0
+
+
+def write(folder: Path, out: Path, every: int = 1) -> dict[str, int]:
+    """Write the files into `out`, of one meaning in `every`; how many records each has."""
     out.mkdir(parents=True, exist_ok=True)
-    every = list(synsets(folder))
-    rows = {
-        "glosses.jsonl": [{"text": synset.gloss, "label": synset.file} for synset in every],
-        "chats.jsonl": [chat(synset) for synset in every],
-    }
+    chosen = list(synsets(folder))[::every]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for suffix, held_out in (("", False), ("-eval", True)):
+        mine = [synset for synset in chosen if is_held_out(synset) == held_out]
+        rows[f"glosses{suffix}.jsonl"] = [{"text": synset.gloss, "label": synset.file} for synset in mine]
+        rows[f"chats{suffix}.jsonl"] = [chat(synset) for synset in mine[::CHATS]]
     for name, records in rows.items():
         (out / name).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return {name: len(records) for name, records in rows.items()}
@@ -111,8 +122,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("data"))
     parser.add_argument("--wordnet", type=Path, default=WORDNET, help=f"default: {WORDNET}")
+    parser.add_argument("--every", type=int, default=1, help="one meaning in so many, for a quick look")
     asked = parser.parse_args()
-    for name, count in write(asked.wordnet, asked.out).items():
+    if not (asked.wordnet / "data.noun").is_file():
+        parser.error(f"there is no WordNet in {asked.wordnet}: apt-get install wordnet-base")
+    for name, count in write(asked.wordnet, asked.out, asked.every).items():
         print(f"{asked.out / name}: {count} records")
 
 

@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 
 from fakes.plans import A100_8, LAPTOP, facts_of
+from fakes.recipes import ROOT, lay_out
+from headway.api import preparing
 from headway.config.load import load_run
 from headway.facts.schema import ClusterFacts
 from headway.plan.make import make_plan
+from headway.plan.memory import used_bytes
 from headway.plan.schema import Plan
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = sorted(path.relative_to(ROOT) for path in (ROOT / "recipes").glob("*.yaml"))
+OWN_MODULE = Path("examples/own_module/run.yaml")
 ONE_GPU = A100_8.model_copy(update={"devices_per_host": 1})
 ONE_CORE = LAPTOP.model_copy(update={"devices_per_host": 1})
+MACHINES = {"a laptop": LAPTOP, "one core": ONE_CORE, "one GPU": ONE_GPU, "eight GPUs": A100_8}
+NEEDS_PRETRAINED = {"smollm2-sft-lora", "smollm2-sft-full", "minilm-classification"}
 
 
 def planned(path: Path, cluster: ClusterFacts) -> Plan:
@@ -22,8 +28,30 @@ def planned(path: Path, cluster: ClusterFacts) -> Plan:
     return make_plan(run, facts_of(run, cluster))
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("recipes"))
+
+
 def test_there_are_recipes() -> None:
-    assert [path.stem for path in RECIPES] == ["quickstart"]
+    assert {path.stem for path in RECIPES} >= {"quickstart", *NEEDS_PRETRAINED}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("recipe", [*RECIPES, OWN_MODULE], ids=lambda path: path.stem)
+def test_every_recipe_has_a_plan_that_fits_its_machine(
+    place: Path, recipe: Path, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = MACHINES[machine]
+    if recipe == OWN_MODULE and machine != "a laptop":
+        pytest.skip("asks for two processes; its module is counted in a process of its own, once")
+    monkeypatch.setattr(preparing, "probe_cluster", lambda device: cluster)
+    monkeypatch.chdir(place)
+    plan = preparing.planned(recipe, (), build=False).plan
+    assert plan.launch.device == cluster.device
+    assert plan.launch.processes <= cluster.devices_per_host
+    assert used_bytes(plan.memory, plan.cluster) <= plan.memory.device_limit_bytes
+    assert plan.schedule.steps >= 1
 
 
 @pytest.mark.parametrize(
@@ -32,7 +60,7 @@ def test_there_are_recipes() -> None:
 )
 def test_the_quickstart_fits_every_machine(cluster: ClusterFacts, processes: int, precision: str) -> None:
     """Two processes on a CPU, or every GPU that there is."""
-    plan = planned(RECIPES[0], cluster)
+    plan = planned(ROOT / "recipes" / "quickstart.yaml", cluster)
     assert plan.strategy.label == "zero-2"
     assert (plan.launch.processes, plan.launch.device, plan.numerics.precision) == (
         processes,
@@ -40,3 +68,18 @@ def test_the_quickstart_fits_every_machine(cluster: ClusterFacts, processes: int
         precision,
     )
     assert plan.batch.global_sequences == 16
+
+
+def test_recipes_of_pretrained_models_say_what_they_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "probe_cluster", lambda device: LAPTOP)
+    monkeypatch.chdir(place)
+    names = ("smollm2-sft-lora", "smollm2-sft-full", "minilm-classification")
+    plans = [preparing.planned(Path("recipes") / f"{name}.yaml", (), build=False).plan for name in names]
+    lora, full, classifier = plans
+    assert lora.adapter is not None
+    assert lora.shape.trainable_parameters == 4_884_480  # 16 x (in + out) of the seven layers of 30 blocks
+    assert full.adapter is None
+    assert full.shape.parameters == full.shape.trainable_parameters == 134_515_008
+    assert [plan.task.kind for plan in plans] == ["instruction", "instruction", "classification"]
+    assert classifier.model.fresh_head
+    assert {plan.strategy.label for plan in plans} == {"zero-2"}
