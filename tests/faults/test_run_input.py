@@ -58,7 +58,7 @@ def test_a_tokenizer_larger_than_the_embedding(workplace: Workplace) -> None:
     LlamaForCausalLM(LlamaConfig(vocab_size=270, **sizes)).save_pretrained(workplace.folder / "small")
     content = run_file("ddp") | {"model": {"from": "./small", "tokenizer": {"train": 300}}}
     said = refused(workplace, content, ModelError.exit_code)
-    assert "the tokenizer has 300 entries, but the model's embedding only 270 rows" in said
+    assert "the tokenizer has 300 entries (ids to 299), but the model's embedding only 270 rows" in said
 
 
 def test_no_model_there(workplace: Workplace) -> None:

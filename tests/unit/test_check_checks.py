@@ -136,7 +136,10 @@ def test_tokenizer(small: Plan) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["a", 0.0]] * 5000}}))
     assert tokenizer_entries(folder) == 5000
     found = verdict("tokenizer", small)
-    assert (found.level, found.finding) == ("red", "the tokenizer has 5000 entries, the embedding only 4096 rows")
+    assert (found.level, found.finding) == (
+        "red",
+        "the tokenizer has 5000 entries (ids to 4999), the embedding only 4096 rows",
+    )
     assert tokenizer_entries(folder / "none") == 0
     assert not verdict("tokenizer", changed(small, facts={"vocab": 4097})).ok
 

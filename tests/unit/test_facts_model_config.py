@@ -151,7 +151,7 @@ def test_a_local_folder(tmp_path: Path) -> None:
 def test_a_tokenizer_larger_than_the_embedding(tmp_path: Path) -> None:
     model = pretrained(tmp_path / "model")
     with pytest.raises(
-        ModelError, match=r"tokenizer has 101 entries, but the model's embedding only 100 rows"
+        ModelError, match=r"tokenizer has 101 entries \(ids to 100\), but the model's embedding only 100 rows"
     ) as caught:
         resolve_model(model, vocab=101, sequence=64, base=tmp_path)
     assert "fix: use the tokenizer that belongs to the model" in str(caught.value)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from headway.check.report import Verdict, green, red, yellow
 from headway.check.subject import Subject
+from headway.facts.generation import generation_note
 from headway.facts.model_config import sequence_notes, uses_rotary, value_of
 from headway.plan.explain import note_texts
 from headway.units import format_count
@@ -59,7 +60,9 @@ def tokenizer(name: str, subject: Subject) -> Verdict:
     entries = max(plan.facts.vocab, tokenizer_entries(Path(plan.data.tokenizer)) if plan.data.tokenizer else 0)
     if entries > rows:
         fix = "use the model's own tokenizer, or leave out model.config.vocab"
-        return red(name, f"the tokenizer has {entries} entries, the embedding only {rows} rows", fix)
+        return red(
+            name, f"the tokenizer has {entries} entries (ids to {entries - 1}), the embedding only {rows} rows", fix
+        )
     return green(name, f"{entries} entries, {rows} rows in the embedding")
 
 
@@ -123,6 +126,8 @@ def model(name: str, subject: Subject) -> Verdict:
         return red(name, f"there is no model at {plan.model.path}", "plan again, or restore the folder")
     others = {*plan.facts.notes, *plan.facts.lost}  # `data` says those, and `sequence` the ones of its own
     notes = [note for note in note_texts(plan) if note not in others and not note.startswith("train.sequence")]
+    if plan.model.path is not None and (note := generation_note(Path(plan.model.path))):
+        notes.append(note)
     return (
         yellow(name, "; ".join(notes)) if notes else green(name, plan.model.path or f"{plan.shape.arch}, from scratch")
     )

@@ -109,7 +109,8 @@ def check_fit(config: dict[str, Any], *, vocab: int, sequence: int, where: str) 
     problems: list[Problem] = []
     rows, longest = value_of(config, "vocab"), value_of(config, "max_sequence")
     if isinstance(rows, int) and vocab > rows:
-        rule = f"the tokenizer has {vocab} entries, but the model's embedding only {rows} rows ({where})"
+        has = f"the tokenizer has {vocab} entries (ids to {vocab - 1})"
+        rule = f"{has}, but the model's embedding only {rows} rows ({where})"
         problems.append(Problem("model.tokenizer", rule, fix="use the tokenizer that belongs to the model"))
     if isinstance(longest, int) and sequence > longest and not uses_rotary(config):
         rule = f"the model has learned positions for {longest} tokens and no more ({where})"

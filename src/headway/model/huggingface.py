@@ -16,6 +16,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from headway.errors import ExportError, ModelError, Problem
+from headway.facts.generation import FILE as GENERATION
+from headway.facts.generation import idle_settings, read_generation
 from headway.model.attention import IMPLEMENTATIONS
 from headway.model.heads import specialise_head, with_loss
 from headway.model.initial import Initialiser
@@ -39,8 +41,9 @@ class HuggingFaceSource:
     """The ModelSource of kinds `config` (fresh weights) and `pretrained` (a folder with safetensors).
 
     Raises:
-        ModelError: when it is made, an unknown architecture, a config that transformers refuses, or an attention that
-            this architecture does not have; at the first `fill`, a folder whose weights are not the model's.
+        ModelError: when it is made, an unknown architecture, a config or generation config that transformers refuses,
+            or an attention that this architecture does not have; at the first `fill`, a folder whose weights are not
+            the model's.
     """
 
     def __init__(self, plan: Plan):
@@ -53,6 +56,7 @@ class HuggingFaceSource:
         self.skeleton: PreTrainedModel = build_skeleton(self._kind, copy.deepcopy(self.config))
         _require_packing(plan, self.skeleton)
         self._tied = tied_names(self.skeleton)
+        self._generation = _generation_of(self._folder)
 
     @cached_property
     def _pretrained(self) -> PretrainedWeights | None:
@@ -189,8 +193,8 @@ class HuggingFaceSource:
         return written
 
     def _generation_config(self) -> GenerationConfig | None:
-        if self._folder is not None and (self._folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(self._folder)
+        if self._generation is not None:
+            return copy.deepcopy(self._generation)
         if not self._kind.can_generate():
             return None
         return copy.deepcopy(self.skeleton.generation_config)
@@ -207,6 +211,23 @@ def enable_checkpointing(model: Any) -> None:
     except ValueError as error:
         fix = "write train.activation_checkpointing: false"
         raise ModelError(f"{type(model).__name__} cannot recompute its activations: {error}", fix=fix) from error
+
+
+def _generation_of(folder: Path | None) -> GenerationConfig | None:
+    """The folder's generation config without what contradicts the rest. Raises ModelError: now, not after training."""
+    said = read_generation(folder) if folder is not None else None
+    if said is None:
+        return None
+    idle = idle_settings(said)
+    try:
+        config = GenerationConfig.from_dict({name: value for name, value in said.items() if name not in idle})
+        config.validate(strict=True)
+    except (ValueError, TypeError) as error:
+        rule = f"{folder}: transformers refuses its {GENERATION}: {' '.join(str(error).split())}"
+        raise ModelError(
+            rule, fix="correct that file, or take it away: it is for generating, not for training"
+        ) from error
+    return config
 
 
 def _config_of(folder: Path | None) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 PEFT wraps a layer `X`: its weight becomes `X.base_layer.weight`, and the pair beside it `X.lora_A.default.weight` and
 `X.lora_B.default.weight`. Outside of the live module these are `X.weight`, `X.lora_A.weight` and `X.lora_B.weight`: the
 names of the model without an adapter, and those of PEFT's own files after their prefix `base_model.model.`.
+
+A model that was saved from within a wrapper carries the wrapper's name in front of its own; those are taken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torch import nn
 
+from headway.errors import ModelError
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DDP and DeepSpeed, torch.compile, FSDP
 PAIR = ("lora_A", "lora_B")
 _ADAPTER = "default"  # PEFT's name of the one adapter
 _MARK = "headway_adapted"
@@ -34,6 +39,29 @@ def plain_name(name: str) -> str:
         if part != "base_layer" and not (part == _ADAPTER and index and parts[index - 1] in PAIR)
     ]
     return ".".join(kept)
+
+
+def unwrapped_names(names: Iterable[str], known: Container[str]) -> dict[str, str]:
+    """Stored name -> the name without the wrappers that stood around the model when it was saved.
+
+    Only leading parts are taken off, and only where the model itself (`known`) has no such name: a true submodule may
+    be called `module`.
+
+    Raises:
+        ModelError: two stored names become one.
+    """
+    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for name in sorted(names):
+        parts = name.split(".")
+        while parts[0] in WRAPPERS and len(parts) > 1 and ".".join(parts) not in known:
+            parts = parts[1:]
+        plain = ".".join(parts)
+        if plain in sources:
+            rule = f"the stored tensors {sources[plain]} and {name} are both {plain}, without a wrapper's prefix"
+            raise ModelError(rule, fix="save the model itself, not what wraps it")
+        found[name], sources[plain] = plain, name
+    return found
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

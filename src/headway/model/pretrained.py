@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from headway.errors import ModelError, Problem
+from headway.model.naming import unwrapped_names
 from headway.model.skeleton import tied_names
 
 _SHOWN = 8  # names listed of each kind of difference
@@ -47,6 +48,8 @@ class PretrainedWeights:
 
     body_only: the head is not the folder's. Nothing is read for it, a pooler may be absent, and what the folder holds
     beside the body is left alone.
+
+    Names are read without the wrappers that a model was saved in (`module.`, `_orig_mod.`).
 
     Raises:
         ModelError: no safetensors, a damaged or absent file, missing or unexpected tensors, other shapes, two different
@@ -88,10 +91,11 @@ class PretrainedWeights:
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         prefix, unexpected = self._skeleton.base_model_prefix, set[str]()
+        plain = unwrapped_names(self._files, self._state)
         for stored in sorted(self._files, key=dot_natural_key):
-            name, pattern = rename_source_key(stored, renamings, converters, prefix, self._state)
-            if name not in self._state and stored in self._state:
-                name, pattern = rename_source_key(stored, [], [], prefix, self._state)
+            name, pattern = rename_source_key(plain[stored], renamings, converters, prefix, self._state)
+            if name not in self._state and plain[stored] in self._state:
+                name, pattern = rename_source_key(plain[stored], [], [], prefix, self._state)
             if self._body_only and not self._in_body(name):
                 continue
             if name not in self._state:
@@ -99,7 +103,7 @@ class PretrainedWeights:
                 continue
             converter = by_pattern[pattern] if pattern is not None else None
             group = self._groups.setdefault(name, _Group(name, converter))
-            group.sources.append((stored, stored if pattern is None else pattern))
+            group.sources.append((stored, plain[stored] if pattern is None else pattern))
             patterns = [] if converter is None else converter.target_patterns
             group.targets = tuple(name.replace(patterns[0], other) for other in patterns) or (name,)
             for target in group.targets:
