@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chats
 from corpus import MODEL, SEQUENCE
 
 SCRIPTS = Path(__file__).parent / "contenders"
@@ -23,6 +24,7 @@ PROCESSES = 2
 MICRO_BATCH = 4
 HEADWAY = Path(sys.executable).with_name("headway")
 LONGEST_SECONDS = 900
+LORA, LORA_STEPS = "LoRA on chats", 10
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,14 @@ class Contender:
     script: str = ""
     variant: str = ""
     needs: tuple[str, ...] = ()
+    most_steps: int = 1000  # of a large model, so that a session ends
 
-    def missing(self) -> list[str]:
-        return [package for package in self.needs if importlib.util.find_spec(package) is None]
+    def why_not(self) -> str:
+        """What keeps it from running here; "" where nothing does."""
+        missing = [package for package in self.needs if importlib.util.find_spec(package) is None]
+        if missing:
+            return f"not installed: {', '.join(missing)}"
+        return chats.why_not() if self.scenario == LORA else ""
 
 
 CONTENDERS = (
@@ -65,6 +72,13 @@ CONTENDERS = (
     Contender("trl-bfd", "ragged", "TRL SFTTrainer, packing bfd", "trl_sft.py", "bfd", ("trl", "datasets")),
     Contender("trl-wrapped", "ragged", "TRL SFTTrainer, packing wrapped", "trl_sft.py", "wrapped", ("trl", "datasets")),
     Contender("headway-ragged", "ragged", "Headway, as it comes", variant="auto"),
+    Contender(
+        "trl-lora-padded", LORA, "TRL SFTTrainer, padded", "trl_lora.py", "padded", ("trl", *chats.NEEDS), LORA_STEPS
+    ),
+    Contender(
+        "trl-lora-bfd", LORA, "TRL SFTTrainer, packing bfd", "trl_lora.py", "bfd", ("trl", *chats.NEEDS), LORA_STEPS
+    ),
+    Contender("headway-lora", LORA, "Headway, zero-2", variant="zero-2", needs=chats.NEEDS, most_steps=LORA_STEPS),
 )
 
 
@@ -160,6 +174,37 @@ def _is_whole(folder: Path, steps: int) -> bool:
 
 def _run_file(contender: Contender, data: Path, folder: Path, steps: int) -> Path:
     """A user's run file; what is not written here is Headway's own default."""
+    content = _lora_job(data) if contender.scenario == LORA else _from_scratch(contender, data)
+    content |= {
+        "name": contender.name,
+        "runs": str(folder / "runs"),
+        "strategy": contender.variant,
+        "checkpoint": {"every": None, "at_end": False},
+        "export": {"at_end": False},
+        "launch": {"processes": PROCESSES, "threads": 1},
+    }
+    content["train"]["length"] = f"{steps} steps"
+    path = folder / "run.json"
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def _lora_job(data: Path) -> dict[str, Any]:
+    return {
+        "model": str(chats.model_folder(data)),
+        "data": {"train": str(data / "wordnet" / "chats.jsonl"), "cache": str(data / "cache")},
+        "task": "instruction",
+        "adapter": {"kind": "lora", "rank": chats.RANK, "alpha": chats.ALPHA},
+        "train": {
+            "sequence": chats.SEQUENCE,
+            "global_batch": f"{PROCESSES * chats.WINDOWS} sequences",
+            "micro_batch": chats.WINDOWS,
+        },
+        "optimizer": {"lr": chats.LR, "schedule": "constant"},
+    }
+
+
+def _from_scratch(contender: Contender, data: Path) -> dict[str, Any]:
     text = "functions" if contender.scenario == "ragged" else "stream"
     arch = {
         "arch": "llama",
@@ -169,27 +214,17 @@ def _run_file(contender: Contender, data: Path, folder: Path, steps: int) -> Pat
         "ffn": MODEL["intermediate_size"],
         "tie_embeddings": True,
     }
-    content = {
-        "name": contender.name,
-        "runs": str(folder / "runs"),
+    return {
         "model": {"config": arch, "tokenizer": {"from": str(data / "tokenizer")}},
         "data": {"train": str(data / f"{text}.jsonl"), "cache": str(data / "cache")},
         "task": "causal_lm",
         "train": {
-            "length": f"{steps} steps",
             "sequence": SEQUENCE,
             "global_batch": f"{PROCESSES * MICRO_BATCH} sequences",
             "micro_batch": MICRO_BATCH,
         },
         "optimizer": {"lr": 1e-3, "schedule": "constant"},
-        "strategy": contender.variant,
-        "checkpoint": {"every": None, "at_end": False},
-        "export": {"at_end": False},
-        "launch": {"processes": PROCESSES, "threads": 1},
     }
-    path = folder / "run.json"
-    path.write_text(json.dumps(content, indent=1))
-    return path
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from children import CONTENDERS
+import chats
+from children import CONTENDERS, LORA_STEPS
 
 Row = dict[str, Any]
 BEGIN = "<!-- results: written by bench/run.py after a full session -->"
@@ -54,6 +55,13 @@ COMPARISONS = (
         "useful tokens/s, ragged: Headway / best packed peer",
         "headway-ragged",
         ("trl-bfd", "trl-wrapped"),
+        _useful,
+        "at least 1.0",
+    ),
+    Comparison(
+        "useful tokens/s, LoRA on chats: Headway / best of TRL packed and padded",
+        "headway-lora",
+        ("trl-lora-bfd", "trl-lora-padded"),
         _useful,
         "at least 1.0",
     ),
@@ -112,6 +120,13 @@ def _head(result: dict[str, Any]) -> str:
         f" {data['mean_tokens']:.0f} tokens, {data['over_sequence_share']:.0%} longer than a sequence; useful tokens"
         " are those that carry loss.",
     ]
+    if told := result.get("chats"):
+        lines.append(
+            f"LoRA on chats: SmolLM2-135M-Instruct (dequantised from 4 bits), rank {chats.RANK} on all linear layers,"
+            f" {told['chats']} chats of {told['mean_tokens']:.0f} tokens on average, {told['learnt_share']:.0%} of them"
+            f" learnt; a step of a process is {chats.WINDOWS} windows of {chats.SEQUENCE} tokens, or {chats.ROWS}"
+            f" padded rows. {LORA_STEPS} steps at most."
+        )
     lines += [f"Left out: {name} ({why})." for name, why in result["skipped"].items()]
     lines += [f"FAILED: {text.splitlines()[0]}" for text in result["failures"]]
     lines += [f"Note: {text}." for text in result["notes"]]
@@ -138,14 +153,16 @@ def _ratio_table(result: dict[str, Any]) -> str:
 def _speed_table(result: dict[str, Any]) -> str:
     peaks = [peak / 1e9 for peak in result["peaks"]]
     peak = max(peaks) * 1e9
-    flops = next((row["flops_per_token"] for row in result["runs"] if row["flops_per_token"]), None)
+    scenarios = {contender.name: contender.scenario for contender in CONTENDERS}
+    flops = {scenarios[row["contender"]]: row["flops_per_token"] for row in result["runs"] if row["flops_per_token"]}
     rows: list[list[str]] = []
     for contender in CONTENDERS:
         runs = [row for row in result["runs"] if row["contender"] == contender.name]
         if not runs:
             continue
         tokens, useful = [_tokens(row) for row in runs], [_useful(row) for row in runs]
-        share = f"{median(tokens) * flops / peak:.1%}" if flops else "-"
+        known = flops.get(contender.scenario)
+        share = f"{median(tokens) * known / peak:.1%}" if known else "-"
         loss = f"{median(row['loss'] for row in runs):.2f}"
         rows.append(
             [f"{contender.scenario}: {contender.title}", *_spread(tokens, ".0f"), f"{median(useful):.0f}", share, loss]

@@ -17,11 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import chats
 import corpus
 import machine
 import report
 import speeds
-from children import CONTENDERS, PROCESSES, Contender, Failed, Record, free_port, run
+from children import CONTENDERS, LORA, PROCESSES, Contender, Failed, Record, free_port, run
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
@@ -32,15 +33,18 @@ def main() -> int:
     options = _options()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     work = options.work.resolve()
-    corpus.prepare(work / "data")
     chosen = _chosen(options.only)
+    corpus.prepare(work / "data")
+    if any(c.scenario == LORA and not c.why_not() for c in chosen):
+        chats.prepare(work / "data")
     result: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine.describe(),
         "versions": machine.versions(),
         "settings": {"rounds": options.rounds, "steps": options.steps, "skip": options.skip, "processes": PROCESSES},
         "data": json.loads((work / "data" / "facts.json").read_text()),
-        "skipped": {c.name: f"not installed: {', '.join(c.missing())}" for c in chosen if c.missing()},
+        "chats": _json_or_none(work / "data" / "chats.json"),
+        "skipped": {c.name: c.why_not() for c in chosen if c.why_not()},
         "runs": [],
         "peaks": [],
         "tokenising": [],
@@ -51,12 +55,16 @@ def main() -> int:
     for name, why in result["skipped"].items():
         print(f"{name}: skipped, {why}")
     for number in range(1, options.rounds + 1):
-        _round(result, number, [c for c in chosen if not c.missing()], work, options)
+        _round(result, number, [c for c in chosen if not c.why_not()], work, options)
         _save(result, options)
     print(report.markdown(result))
     if options.rounds >= FULL_ROUNDS and not options.only and not result["failures"]:
         report.put_into(PAGE, report.markdown(result))
     return 1 if result["failures"] else 0
+
+
+def _json_or_none(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _options() -> argparse.Namespace:
@@ -107,7 +115,7 @@ def _tried(
 ) -> Iterator[Record]:
     """The contender's record, or none, with the failure noted, so that the others go on."""
     try:
-        yield run(contender, data, folder, options.steps)
+        yield run(contender, data, folder, min(options.steps, contender.most_steps))
     except Failed as failure:
         result["failures"].append(str(failure))
         print(f"  {failure}", file=sys.stderr, flush=True)
@@ -116,6 +124,7 @@ def _tried(
 
 
 def _row(record: Record, skip: int) -> dict[str, Any]:
+    skip = max(1, min(skip, len(record.steps) // 2))
     return {
         "contender": record.contender,
         "tokens_per_second": record.rate(skip, "tokens"),

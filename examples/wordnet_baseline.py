@@ -1,7 +1,7 @@
 """What simpler methods reach on the glosses of examples/wordnet.py: the largest class, and TF-IDF with a linear model.
 
-    pip install scikit-learn
-    python examples/wordnet_baseline.py data
+pip install scikit-learn
+python examples/wordnet_baseline.py data
 """
 
 from __future__ import annotations
