@@ -127,7 +127,7 @@ def test_bad_labels_name_their_line(tmp_path: Path, bert: Path) -> None:
     assert [problem.where for problem in caught.value.problems] == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
     assert "has no 'label'; its keys: 'text'" in caught.value.problems[0].rule
     assert "a label is one text or one whole number" in caught.value.problems[1].rule
-    assert "'text' holds NoneType" in caught.value.problems[2].rule
+    assert "holds NoneType as 'text'" in caught.value.problems[2].rule
     with pytest.raises(DataError, match="every text has the label 'sea': there is nothing to tell apart"):
         build_store(request_for(tmp_path, [row for row in records(9) if row["label"] == "sea"], bert))
 

@@ -129,13 +129,13 @@ def test_the_shape_is_shown_and_can_be_set(tmp_path: Path, tokenizer: Path) -> N
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"messages": []}, "must be a list of messages, not an empty list"),
-        ({"messages": ["hello"]}, "message 1 is str, not an object"),
-        ({"messages": [{"content": "x"}]}, "message 1 has no 'role'; its keys: 'content'"),
-        ({"messages": [turn("user", "x"), {"role": "assistant"}]}, r"message 2 \(assistant\) has no 'content'"),
-        ({"messages": [{"role": "user", "content": 5}]}, "'content' holds int, not text"),
-        ({"messages": [turn("user", "x")], "tools": "{"}, "'tools' holds text that is not JSON"),
-        ({"messages": [turn("user", "x")], "tools": {"a": 1}}, "'tools' must be a list of JSON schemas, not dict"),
+        ({"messages": []}, "holds an empty list as 'messages', not a list of messages"),
+        ({"messages": ["hello"]}, "holds str as message 1, not an object"),
+        ({"messages": [{"content": "x"}]}, "has no 'role' in message 1; that one's keys: 'content'"),
+        ({"messages": [turn("user", "x"), {"role": "assistant"}]}, r"has no 'content' in message 2 \(assistant\)"),
+        ({"messages": [{"role": "user", "content": 5}]}, "holds int as the 'content' of message 1"),
+        ({"messages": [turn("user", "x")], "tools": "{"}, "holds text as 'tools' that is not JSON"),
+        ({"messages": [turn("user", "x")], "tools": {"a": 1}}, "holds dict as 'tools', not a list of JSON schemas"),
     ],
 )
 def test_chats_that_are_none(record: dict[str, Any], said: str) -> None:
@@ -156,9 +156,9 @@ def test_chats_are_read_in_their_several_forms() -> None:
 def test_pairs_and_labels() -> None:
     assert read_pair({"prompt": "a", "completion": "b"}) == ("a", "b")
     assert list(pair_as_chat({"prompt": "a", "response": "b"}).messages) == [turn("user", "a"), turn("assistant", "b")]
-    with pytest.raises(BadRecord, match="'response' is empty: there is nothing to learn"):
+    with pytest.raises(BadRecord, match="has an empty 'response': there is nothing to learn"):
         read_pair({"prompt": "a", "response": " \n"})
-    with pytest.raises(BadRecord, match="'prompt' holds list, not text"):
+    with pytest.raises(BadRecord, match="holds list as 'prompt', not text"):
         read_pair({"prompt": ["a"], "response": "b"})
     assert read_label({"text": "a", "label": 3}, Keys()) == ("a", "3")
     assert read_label({"body": "a", "class": "x"}, Keys("body", "class")) == ("a", "x")

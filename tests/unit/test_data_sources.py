@@ -103,6 +103,15 @@ def test_jsonl_with_mark_and_windows_line_ends_equals_the_plain_file(tmp_path: P
     assert plain == marked == ["one", "two", "three"]
 
 
+def test_jsonl_is_read_in_its_encoding(tmp_path: Path) -> None:
+    lines_of(tmp_path / "a.jsonl", b'{"text": "caf\xe9"}', b'{"text": "x"}')
+    assert texts(read(tmp_path, paths=("a.jsonl",), options={"encoding": "cp1252"})) == ["caf\u00e9", "x"]
+    (fault,) = faults(read(tmp_path, paths=("a.jsonl",)))
+    assert "byte 0xe9 at offset 13 is not utf-8 text" in fault
+    with pytest.raises(DataError, match="does not end its lines as JSON lines must"):
+        read(tmp_path, paths=("a.jsonl",), options={"encoding": "utf-16"})
+
+
 def test_jsonl_faults_name_file_and_line(tmp_path: Path) -> None:
     lines_of(
         tmp_path / "a.jsonl",

@@ -177,3 +177,14 @@ def test_what_is_no_model_folder(tmp_path: Path) -> None:
         (tmp_path / "empty" / "config.json").write_text(text)
         with pytest.raises(ModelError, match=message):
             resolve_model(ModelConfig.model_validate({"from": "empty"}), vocab=1, sequence=1, base=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_an_encoder_cannot_learn_to_continue_a_text(tmp_path: Path, kind: str) -> None:
+    """transformers has a class for it, whose every token sees the next one."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 9, "hidden_size": 8}))
+    model = ModelConfig.model_validate({"from": str(tmp_path)})
+    with pytest.raises(ModelError, match=rf"{kind} is an encoder: .* \(instruction\)") as caught:
+        resolve_model(model, vocab=9, sequence=8, base=tmp_path, task="instruction")
+    assert "task: classification" in caught.value.problems[0].fix
+    assert resolve_model(model, vocab=9, sequence=8, base=tmp_path, task="classification").path == tmp_path

@@ -112,7 +112,8 @@ class ChatReader:
             rendered = self.template.render_all(chat) if self.loss_on == "all" else self.template.render(chat)
         spans = rendered.spans
         if not spans:
-            raise BadRecord("nothing to learn", "has no word of the assistant's: nothing of it would be learnt")
+            fix = "task.loss_on: all learns the whole chat"
+            raise BadRecord("nothing to learn", "has no word of the assistant's: nothing of it would be learnt", fix)
         learnt = "".join(rendered.text[first:end] for first, end in spans)
         return Prepared(
             rendered.text,

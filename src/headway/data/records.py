@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.config.schema import SourceConfig
 from headway.data.files import FileSource
 from headway.data.seam import Document, Skip
 from headway.data.shapes import TEXT, Keys, columns, every_column, readable
@@ -60,7 +61,17 @@ class RecordSource(FileSource):
 
 
 class JsonLines(RecordSource):
-    """One JSON object a line, in UTF-8. Large files are read in parts; a part starts behind a line's end."""
+    """One JSON object a line. Large files are read in parts; a part starts behind the byte that ends a line.
+
+    So an encoding whose line ends are other bytes, as UTF-16's are, cannot be read.
+    """
+
+    def __init__(self, config: SourceConfig, base: Path, key: str = "data.train"):
+        super().__init__(config, base, key)
+        if "\n".encode(self.encoding).removeprefix(codecs.BOM_UTF8) != b"\n":
+            fix = "convert the file to UTF-8, which is what JSON is written in"
+            rule = "does not end its lines as JSON lines must"
+            raise DataError(problems=[Problem(f"{key}.options.encoding", rule, self.encoding, fix)])
 
     def shards(self) -> list[str]:
         names: list[str] = []
@@ -86,7 +97,7 @@ class JsonLines(RecordSource):
             while offset < end and (line := lines.readline()):
                 number += 1
                 where = f"{name}:{number}" if start == 0 else f"{name} at byte {offset}"
-                record = _parse_line(line.removeprefix(codecs.BOM_UTF8) if offset == 0 else line)
+                record = _parse_line(line.removeprefix(codecs.BOM_UTF8) if offset == 0 else line, self.encoding)
                 if isinstance(record, dict):
                     yield where, record
                 elif record is None:
@@ -108,12 +119,12 @@ class JsonLines(RecordSource):
         return self.fault(where, "not JSON", f"is not JSON: {error}", hint)
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | Exception | None:
+def _parse_line(line: bytes, encoding: str) -> dict[str, Any] | Exception | None:
     """The record of one line, None for a blank line, or what is wrong with it."""
     if not line.strip():
         return None
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode(encoding))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         return error
     if isinstance(record, dict):

@@ -146,7 +146,9 @@ def _no_shape(where: str, record: Record, accepted: Sequence[str], keys: Keys) -
     wanted = " or ".join(expected(shape, keys) for shape in accepted)
     fits = sorted(fitting(record, keys), key=list(_WORDS).index, reverse=True)
     rule = f"holds no {wanted}; the record's keys: {_named(record)}"
-    fix = f"name the keys with {keys.source}.text_key and label_key, or rename them"
+    named = {"text_key": TEXT in accepted or LABELLED in accepted, "label_key": LABELLED in accepted}
+    words = " and ".join(f"{keys.source}.{name}" for name, used in named.items() if used)
+    fix = f"name the keys with {words}, or rename them" if words else "rename the keys, or give such records"
     if fits:
         rule = f"holds {_WORDS[fits[0]].partition(',')[0]}, but the task learns from {wanted}"
         fix = f"write task: {_TASK_OF[fits[0]]}, or give such records"
@@ -186,25 +188,26 @@ def read_chat(record: Record) -> Chat:
         raise BadRecord("no chat", f"has no 'messages'; its keys: {_named(record)}", f"expected {_words(MESSAGES)}")
     given = record[name]
     if not isinstance(given, list | tuple) or not given:
-        raise BadRecord("no chat", f"{name!r} must be a list of messages, not {_kind(given)}")
+        raise BadRecord("no chat", f"holds {_kind(given)} as {name!r}, not a list of messages")
     messages = tuple(_message(message, name, n) for n, message in enumerate(cast("list[object]", given), start=1))
     return Chat(messages, _tools(record.get(_TOOLS)))
 
 
 def _message(given: object, name: str, number: int) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadRecord("no chat", f"message {number} is {_kind(given)}, not an object with role and content")
+        raise BadRecord("no chat", f"holds {_kind(given)} as message {number}, not an object with role and content")
     message = {key: value for key, value in cast("Record", given).items() if value is not None}
     if name == "conversations" and "from" in message:
         role = message.pop("from")
         message = {"role": _ROLES.get(role, role), "content": message.pop("value", None), **message}
     if not isinstance(message.get("role"), str):
-        raise BadRecord("no chat", f"message {number} has no 'role'; its keys: {_named(message)}")
+        raise BadRecord("no chat", f"has no 'role' in message {number}; that one's keys: {_named(message)}")
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        raise BadRecord("no chat", f"message {number} ({message['role']}) has no 'content'")
+        raise BadRecord("no chat", f"has no 'content' in message {number} ({message['role']})")
     if content is not None and not isinstance(content, str | list):
-        raise BadRecord("no chat", f"message {number} ({message['role']}): 'content' holds {_kind(content)}, not text")
+        said = f"holds {_kind(content)} as the 'content' of message {number} ({message['role']}), not text"
+        raise BadRecord("no chat", said)
     return message
 
 
@@ -214,11 +217,11 @@ def _tools(given: object) -> tuple[Any, ...] | None:
         try:
             given = json.loads(given) if given.strip() else None
         except ValueError as error:
-            raise BadRecord("bad tools", f"'tools' holds text that is not JSON: {error}") from error
+            raise BadRecord("bad tools", f"holds text as 'tools' that is not JSON: {error}") from error
     if given is None or given == []:
         return None
     if not isinstance(given, list | tuple):
-        raise BadRecord("bad tools", f"'tools' must be a list of JSON schemas, not {_kind(given)}")
+        raise BadRecord("bad tools", f"holds {_kind(given)} as 'tools', not a list of JSON schemas")
     return tuple(cast("list[Any]", given))
 
 
@@ -231,9 +234,9 @@ def read_pair(record: Record) -> tuple[str, str]:
     prompt, response = record["prompt"], record[name]
     for key, value in (("prompt", prompt), (name, response)):
         if not isinstance(value, str):
-            raise BadRecord("no pair", f"{key!r} holds {_kind(value)}, not text")
+            raise BadRecord("no pair", f"holds {_kind(value)} as {key!r}, not text")
     if not response.strip():
-        raise BadRecord("empty response", f"{name!r} is empty: there is nothing to learn")
+        raise BadRecord("empty response", f"has an empty {name!r}: there is nothing to learn")
     return prompt, response
 
 
@@ -275,7 +278,7 @@ def _labelled_text(record: Record, keys: Keys) -> str:
     text = record.get(keys.text)
     if not isinstance(text, str):
         rule = f"has no {keys.text!r}; its keys: {_named(record)}"
-        rule = f"{keys.text!r} holds {_kind(text)}, not text" if keys.text in record else rule
+        rule = f"holds {_kind(text)} as {keys.text!r}, not text" if keys.text in record else rule
         raise BadRecord("no text", rule, f"name the text's key with {keys.source}.text_key")
     return text
 
@@ -287,7 +290,7 @@ def _without_label(record: Record, keys: Keys) -> BadRecord:
 
 def _label_name(label: object, keys: Keys) -> str:
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
-        rule = f"{keys.label!r} holds {_kind(label)}: a label is one text or one whole number"
+        rule = f"holds {_kind(label)} as {keys.label!r}: a label is one text or one whole number"
         raise BadRecord("bad label", rule)
     return str(label)
 

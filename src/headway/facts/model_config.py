@@ -18,6 +18,51 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FFN_MULTIPLE = 64
 
 
+_ENCODERS = frozenset(
+    [
+        "albert",
+        "bert",
+        "big_bird",
+        "camembert",
+        "canine",
+        "convbert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "esm",
+        "eurobert",
+        "flaubert",
+        "fnet",
+        "funnel",
+        "ibert",
+        "layoutlm",
+        "longformer",
+        "megatron-bert",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "mra",
+        "nezha",
+        "nystromformer",
+        "qdqbert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "splinter",
+        "squeezebert",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+        "yoso",
+    ]
+)
+
+
 @dataclass(frozen=True)
 class ModelOrigin:
     """The resolved model: config ({} of an own module), folder and revision (None from scratch), notes for the user."""
@@ -57,8 +102,22 @@ def resolve_model(model: ModelConfig, *, vocab: int, sequence: int, base: Path, 
         raise ConfigError(problems=[Problem("model", "needs one of `config` and `from`", fix=fix)])
     folder, revision, notes = locate_pretrained(model.from_, model.revision, base)
     config = read_config(folder)
+    if task != "classification":
+        _require_decoder(config, folder, task)
     check_fit(config, vocab=vocab, sequence=sequence, where=str(folder))
     return ModelOrigin(config, folder, revision, (*notes, *sequence_notes(config, sequence)))
+
+
+def _require_decoder(config: dict[str, Any], folder: Path, task: str) -> None:
+    """An encoder sees what comes after a token, so its next-token loss falls to nothing and means nothing.
+
+    Of some, transformers has a class with such a loss all the same. Raises ModelError.
+    """
+    kind = str(config["model_type"])
+    if kind in _ENCODERS and config.get("is_decoder") is not True:
+        rule = f"{kind} is an encoder: it reads a text from both ends, so it cannot learn to continue one ({task})"
+        fix = "write task: classification, or take a decoder such as llama, qwen2 or gpt2"
+        raise ModelError(problems=[Problem("model.from", rule, str(folder), fix)])
 
 
 def locate_pretrained(name: str, revision: str | None, base: Path) -> tuple[Path, str | None, tuple[str, ...]]:
