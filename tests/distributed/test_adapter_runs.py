@@ -107,7 +107,8 @@ def test_another_base_model_is_refused(workplace: Workplace, base: Path, straigh
         assert "an adapter for another base model" in export.err
         longer = workplace.headway("resume", copied.path, f"train.length={STEPS + 2} steps")
         assert longer.code == 2
-        assert "adapter.base" in longer.err
+        assert "model.from" in longer.err
+        assert "another base model" in longer.err
     finally:
         file.write_bytes(kept)
 

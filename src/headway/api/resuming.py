@@ -116,11 +116,20 @@ def _other_data(before: LoadedRun, loaded: LoadedRun) -> Iterator[tuple[str, Any
             yield key, old, new
 
 
+def _other_base(new: Plan) -> Problem:
+    rule = "holds other weights than those that the adapter was trained beside: it would be one for another base model"
+    return Problem("model.from", rule, new.model.path, "restore the folder, or start a new run with this one")
+
+
 def _require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reached: int) -> None:
     """Raises PlanError where the checkpoint cannot go on under the new plan."""
     fix = "start a new run for it: headway train"
     rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
-    problems = [Problem(key, rule.format(a), b, fix) for key, a, b in changed if _is_fixed(key, a, b)]
+    problems = [
+        _other_base(new) if key == "adapter.base" else Problem(key, rule.format(a), b, fix)
+        for key, a, b in changed
+        if _is_fixed(key, a, b)
+    ]
     steps = new.schedule.steps
     if steps < reached:
         over = f"would end after {steps} steps, and the run stands at {reached}"
