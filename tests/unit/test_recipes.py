@@ -9,6 +9,7 @@ import pytest
 from fakes.plans import A100_8, LAPTOP, facts_of
 from fakes.recipes import ROOT, lay_out
 from headway.api import preparing
+from headway.check.checks import run_checks
 from headway.config.load import load_run
 from headway.facts.schema import ClusterFacts
 from headway.plan.make import make_plan
@@ -83,3 +84,4 @@ def test_recipes_of_pretrained_models_say_what_they_are(place: Path, monkeypatch
     assert [plan.task.kind for plan in plans] == ["instruction", "instruction", "classification"]
     assert classifier.model.fresh_head
     assert {plan.strategy.label for plan in plans} == {"zero-2"}
+    assert all(run_checks(plan, None, place).ok for plan in plans)

@@ -187,7 +187,9 @@ def deepspeed(
 
 
 def bucket(default: int, shape: ModelShape) -> int:
-    return min(default, shape.trainable_parameters)
+    """Elements, even: DeepSpeed refuses an odd all-gather bucket at stages 1 and 2."""
+    size = min(default, shape.trainable_parameters)
+    return size + size % 2
 
 
 def _overlap(request: StrategyRequest) -> bool:
