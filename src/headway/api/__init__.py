@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headway.api.preparing import Planned
     from headway.certify.schema import Certificate
+    from headway.check.hosts import HostsRequest
     from headway.check.report import Report
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
@@ -47,6 +48,13 @@ def doctor() -> Report:
     from headway.check.doctor import examine
 
     return examine()
+
+
+def doctor_hosts(request: HostsRequest) -> Report:
+    """Whether hosts can be reached, are alike, answer on their ports both ways, and how fast they are together."""
+    from headway.check.hosts import examine_hosts
+
+    return examine_hosts(request)
 
 
 def doctor_scripts(paths: Sequence[Path]) -> Report:

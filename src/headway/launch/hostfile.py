@@ -1,0 +1,102 @@
+"""A hostfile: one host a line, `[user@]name[:port] slots=N`, with comments; all wrong lines are named at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.errors import ConfigError, Problem, UserError
+
+_SLOTS = re.compile(r"slots=(\d+)")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(?:%\w+)?")
+_FIX = "NAME slots=N, as in: node1 slots=4"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host. user "" and port None: as ssh has them."""
+
+    name: str  # a name or an address, IPv6 without brackets
+    slots: int = 1
+    user: str = ""
+    port: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The hosts of a file, in its order.
+
+    Raises UserError where it cannot be read (never a start on this machine alone), ConfigError with every line that is
+    wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        fix = "name the file that lists the hosts; without a hostfile a run uses this machine alone"
+        raise UserError(problems=[Problem("--hostfile", why, str(path.absolute()), fix)]) from error
+    return parse_hostfile(text, str(path))
+
+
+def parse_hostfile(text: str, where: str) -> list[Host]:
+    """The hosts of a text. Blank lines, comments, tabs, CRLF and blanks at the end are nothing."""
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}
+    problems: list[Problem] = []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        words = raw.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"{where}:{number}"
+        try:
+            host = _host(words)
+        except ValueError as error:
+            problems.append(Problem("hostfile", str(error), raw.strip(), _FIX, place))
+            continue
+        if host.name in lines:
+            rule = f"{host.name} stands on line {lines[host.name]} already"
+            problems.append(Problem("hostfile", rule, raw.strip(), "one line a host, with all its slots", place))
+        lines.setdefault(host.name, number)
+        hosts.append(host)
+    if not hosts and not problems:
+        problems.append(Problem("hostfile", "names no host", fix=_FIX, where=where))
+    if problems:
+        raise ConfigError(problems=problems)
+    return hosts
+
+
+def parse_host(text: str) -> Host:
+    """`[user@]name[:port]`; IPv6 addresses bare, or in brackets where a port follows. Raises ValueError."""
+    user, at, rest = text.rpartition("@")
+    if at and not re.fullmatch(r"[A-Za-z_][\w.-]*\$?", user):
+        raise ValueError(f"{user!r} is no user's name")
+    name, port = rest, ""
+    if match := re.fullmatch(r"\[([^\]]+)\](?::(.*))?", rest):
+        name, port = match[1], match[2] or ""
+        if not _IPV6.fullmatch(name):
+            raise ValueError(f"{name!r} in brackets is no IPv6 address")
+    elif rest.count(":") == 1:
+        name, _, port = rest.partition(":")
+    if not (_NAME.fullmatch(name) or (":" in name and _IPV6.fullmatch(name))):
+        raise ValueError(f"{name!r} is no host's name or address")
+    if (port or rest.endswith(":")) and not (port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"{port!r} is no port: 1 to 65535")
+    return Host(name, user=user, port=int(port) if port else None)
+
+
+def _host(words: list[str]) -> Host:
+    host = parse_host(words[0])
+    if len(words) == 1:
+        raise ValueError("slots=N is missing: how many processes run on the host")
+    if len(words) > 2:
+        raise ValueError(f"nothing may follow slots=N: {' '.join(words[2:])!r}")
+    match = _SLOTS.fullmatch(words[1])
+    if match is None:
+        raise ValueError(f"{words[1]!r} is not slots=N")
+    if int(match[1]) < 1:
+        raise ValueError("slots must be at least 1")
+    return Host(host.name, int(match[1]), host.user, host.port)

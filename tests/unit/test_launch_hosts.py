@@ -1,0 +1,115 @@
+"""Hostfiles, Slurm's node lists, and commands that arrive on another host as they were meant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import main
+from headway.errors import ConfigError, UserError
+from headway.launch.hostfile import Host, parse_host, parse_hostfile, read_hostfile
+from headway.launch.nodelist import expand_nodelist
+from headway.launch.remote import remote_command, ssh_command
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+def test_lnc_01_a_bad_line_is_shown_with_its_text() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_hostfile(CASES / "lnc-01" / "hostfile")
+    said = str(caught.value)
+    assert "hostfile:2: hostfile = 'gpu-b lots=4': 'lots=4' is not slots=N" in said
+    assert "{" not in said
+
+
+def test_lnc_03_layout_is_nothing() -> None:
+    assert [str(host) for host in read_hostfile(CASES / "lnc-03" / "hostfile")] == ["gpu-a:2", "gpu-b:4", "gpu-c:1"]
+
+
+def test_lnc_05_a_hostfile_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Never a start on this machine alone."""
+    assert main(["doctor", "--hostfile", f"{tmp_path}/sub/../hosts.txt"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/sub/../hosts.txt" in said
+    assert "there is no such file" in said
+
+
+def test_every_line_that_is_wrong_is_named_at_once() -> None:
+    text = (
+        "a slots=2\nb\nc slots=two\nd slots=4x\na slots=2\ne slots=1 max=2\n-f slots=1\ng:0 slots=1\nh slots=0\ni "
+        "xslots=4"
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_hostfile(text, "hosts")
+    lines = [problem.where for problem in caught.value.problems]
+    assert lines == [f"hosts:{number}" for number in range(2, 11)]
+    assert "a stands on line 1 already" in str(caught.value)
+    with pytest.raises(ConfigError, match="names no host"):
+        parse_hostfile("# nobody\n\n", "hosts")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("node1", Host("node1")),
+        ("me@node1.example.org:2222", Host("node1.example.org", 1, "me", 2222)),
+        ("10.0.0.7", Host("10.0.0.7")),
+        ("fe80::1%eth0", Host("fe80::1%eth0")),
+        ("me@[2001:db8::7]:22", Host("2001:db8::7", 1, "me", 22)),
+        ("[2001:db8::7]", Host("2001:db8::7")),
+    ],
+)
+def test_users_ports_and_addresses(text: str, host: Host) -> None:
+    assert parse_host(text) == host
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b@c", "node1:", "node1:70000", "[node1]:22", "$(reboot)", "-oProxyCommand=x", "a/b"]
+)
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no|no IPv6"):
+        parse_host(text)
+
+
+def test_lnc_09_node_lists() -> None:
+    for text, names in json.loads((CASES / "lnc-09" / "nodelists.json").read_text()).items():
+        assert expand_nodelist(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a[1-2]b[3-4],c", ["a1b3", "a1b4", "a2b3", "a2b4", "c"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[1,3-4]-ib", ["n1-ib", "n3-ib", "n4-ib"]),
+    ],
+)
+def test_more_node_lists(text: str, names: list[str]) -> None:
+    assert expand_nodelist(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "n[1-", "n]1[", "n[4-2]", "n[a]", "n[[1]]", "n[0-9999999]"])
+def test_what_is_no_node_list(text: str) -> None:
+    with pytest.raises(UserError, match="nodelist"):
+        expand_nodelist(text)
+
+
+def test_lnc_07_variables_arrive_byte_for_byte() -> None:
+    given = json.loads((CASES / "lnc-07" / "env.json").read_text())
+    given |= {"QUOTES": "a'b\"c`d", "LINES": "one\ntwo\t$HOME \\ *", "EMPTY": "", "UNICODE": "näh 中"}
+    show = "import json, os, sys; print(json.dumps([{k: os.environ[k] for k in sys.argv[2:]}, sys.argv[1]]))"
+    line = remote_command([sys.executable, "-c", show, "a 'word' $X", *given], given)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [given, "a 'word' $X"]
+    with pytest.raises(ValueError, match="cannot be passed"):
+        remote_command(["true"], {"A B": "x"})
+
+
+def test_the_words_of_ssh() -> None:
+    words = ssh_command(Host("2001:db8::7", 1, "me", 2222), "true", ["-F", "cfg"])
+    assert words[-6:] == ["cfg", "-p", "2222", "--", "me@2001:db8::7", "true"]
+    assert "BatchMode=yes" in words  # never a question for a password in the middle of a check
