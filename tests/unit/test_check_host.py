@@ -16,6 +16,7 @@ import pytest
 
 from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.check import environment, folder, host, machine, network, speed
+from headway.check.building import build_ops
 from headway.check.checks import MACHINE_CHECKS
 from headway.check.doctor import _WITHOUT_A_PLAN
 from headway.check.host import Machine, TorchBuild
@@ -412,3 +413,34 @@ def test_the_doctor_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.delenv("MASTER_PORT")
     assert main(["doctor"]) in (0, 1)
     assert "in order" in capsys.readouterr().out
+
+
+def test_building_ops_ahead(tmp_path: Path) -> None:
+    """A stand-in for DeepSpeed's builders: one op compiles, one fails as a missing header does."""
+    package = tmp_path / "deepspeed"
+    (package / "ops" / "op_builder").mkdir(parents=True)
+    for name in ("", "ops"):
+        (package / name / "__init__.py").write_text("")
+    (package / "accelerator.py").write_text(
+        "import types\nget_accelerator = lambda: types.SimpleNamespace(device_name=lambda: 'cpu')\n"
+    )
+    (package / "ops" / "op_builder" / "__init__.py").write_text("")
+    (package / "ops" / "op_builder" / "all_ops.py").write_text(
+        "class Good:\n    def load(self, verbose):\n        print('[1/3] c++ -c cpu_adam.cpp', flush=True)\n"
+        "class Bad:\n    def load(self, verbose):\n        print('[1/2] c++ -c aio.cpp')\n"
+        "        print('aio.h:1:10: fatal error: libaio.h: No such file or directory')\n"
+        "        raise RuntimeError(\"Error building extension 'async_io'\")\n"
+        "ALL_OPS = {'cpu_adam': Good(), 'async_io': Bad()}\n"
+    )
+    given = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    report = build_ops(["cpu_adam", "async_io", "fused"], lambda text: None, given)
+    assert [(v.name, v.level) for v in report.verdicts] == [
+        ("op-cpu_adam", "green"),
+        ("op-async_io", "red"),
+        ("op-fused", "red"),
+    ]
+    assert "libaio.h: No such file" in report.verdicts[1].evidence
+    assert "async_io, cpu_adam" in report.verdicts[2].fix
+    assert [v.name for v in build_ops([], lambda text: None, given).verdicts] == ["op-cpu_adam"]
+    (package / "accelerator.py").write_text("raise RuntimeError('CUDA_HOME does not exist')")
+    assert "CUDA_HOME" in build_ops([], lambda text: None, given).verdicts[0].evidence

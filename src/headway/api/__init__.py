@@ -50,6 +50,14 @@ def doctor() -> Report:
     return examine()
 
 
+def build_ops(names: Sequence[str], progress: Callable[[str], None]) -> Report:
+    """Compile DeepSpeed's ops ahead of a run; none named: those that a run on this machine may load. Takes minutes."""
+    from headway.check.building import build_ops
+    from headway.check.host import Machine
+
+    return build_ops(names, progress, Machine().environment)
+
+
 def doctor_hosts(request: HostsRequest) -> Report:
     """Whether hosts can be reached, are alike, answer on their ports both ways, and how fast they are together."""
     from headway.check.hosts import examine_hosts

@@ -23,6 +23,7 @@ EXAMPLE = (
     "headway doctor --hostfile hosts --all-reduce --data corpus",
     "headway doctor --script train.py launch.sh Dockerfile",
     "headway doctor --log slurm-1234.out",
+    "headway doctor --build-ops cpu_adam",
 )
 
 
@@ -40,6 +41,12 @@ def arguments(parser: ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="name the first failure in log files of any launcher (or a folder of them), its cause and fix",
+    )
+    parser.add_argument(
+        "--build-ops",
+        nargs="*",
+        metavar="NAME",
+        help="compile DeepSpeed's ops ahead of a run (none named: those that a run here may load); minutes, once",
     )
     hosts = parser.add_argument_group("several hosts, by ssh")
     hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="a line for each host: [user@]name[:port] slots=N")
@@ -63,14 +70,16 @@ def run(options: Namespace) -> int:
 
     if options.log:
         return _logs(options)
-    if options.hostfile or options.hosts:
+    if options.build_ops is not None:
+        report = api.build_ops(options.build_ops, lambda text: print(text, file=sys.stderr, flush=True))
+    elif options.hostfile or options.hosts:
         report = api.doctor_hosts(_hosts(options))
     else:
         report = api.doctor_scripts(options.script) if options.script else api.doctor()
     if options.json:
         tables.print_json(report.to_json() | {"exit_code": report.exit_code})
     else:
-        tables.print_findings(report, every=options.all)
+        tables.print_findings(report, every=options.all or options.build_ops is not None)
         sys.stdout.flush()
     return report.exit_code
 
