@@ -251,3 +251,24 @@ def test_no_orphans_when_the_whole_terminal_is_killed(tmp_path: Path, commands: 
     pids = command.pids()
     command.press(signal.SIGKILL)
     wait_for(lambda: not any(map(running, pids)), "the ranks to end")
+
+
+@pytest.mark.parametrize(("grace_seconds", "saved"), [(10.0, True), (0.02, False)])
+def test_lnc_17_the_grace_of_a_save_is_the_plans(tmp_path: Path, grace_seconds: float, saved: bool) -> None:
+    """Asked to stop, each rank saves for 0.2 s. Given too little it is killed, and says what was lost."""
+    job = fake_job(tmp_path, {0: ["wait"], 1: ["wait"]}, grace_seconds=grace_seconds)
+    sent: list[bool] = []
+
+    def stop_once_up() -> None:
+        if not sent and all((tmp_path / f"rank-{rank}.pid").exists() for rank in (0, 1)):
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    status = run_job(job, stop_once_up, options("exec"))
+    assert status.state == "stopped"
+    assert (tmp_path / "rank-0.saved").exists() is saved
+    assert status.exit_code == (75 if saved else 5)
+    if not saved:
+        assert status.failure is not None
+        assert "without saving" in status.failure.error
+    assert not any(running(trace(tmp_path, rank, "pid")) for rank in (0, 1))  # no orphan

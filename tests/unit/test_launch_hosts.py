@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from fakes.plans import LAPTOP, SMALL, plan_of, run_of
 from headway.cli.main import main
 from headway.errors import ConfigError, UserError
+from headway.launch.commands import rank_environment
 from headway.launch.hostfile import Host, parse_host, parse_hostfile, read_hostfile
 from headway.launch.nodelist import expand_nodelist
 from headway.launch.remote import remote_command, ssh_command
+from headway.launch.seam import JobSpec
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -113,3 +116,18 @@ def test_the_words_of_ssh() -> None:
     words = ssh_command(Host("2001:db8::7", 1, "me", 2222), "true", ["-F", "cfg"])
     assert words[-6:] == ["cfg", "-p", "2222", "--", "me@2001:db8::7", "true"]
     assert "BatchMode=yes" in words  # never a question for a password in the middle of a check
+
+
+def test_lnc_11_a_port_that_is_none_is_refused_in_the_run_file() -> None:
+    with pytest.raises(ConfigError, match=r"launch\.port") as caught:
+        run_of(SMALL, "launch.port=70000")
+    assert "65535" in str(caught.value)
+
+
+def test_debugging_and_grace_reach_the_ranks() -> None:
+    plan = plan_of(SMALL, LAPTOP, "launch.debug=true", "launch.grace=90 s")
+    assert plan.launch.grace_seconds == 90
+    variables = rank_environment(JobSpec(Path("run"), plan.launch), 0, 29500)
+    assert (variables["NCCL_DEBUG"], variables["TORCH_DISTRIBUTED_DEBUG"]) == ("INFO", "DETAIL")
+    quiet = rank_environment(JobSpec(Path("run"), plan_of(SMALL, LAPTOP).launch), 0, 29500)
+    assert not {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & set(quiet)

@@ -6,22 +6,22 @@ import sys
 import time
 from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-
-
-def timed(tensor, times):  # type: ignore[no-untyped-def]
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
 
 def main():  # type: ignore[no-untyped-def]
+    import torch
+    import torch.distributed as dist
+
+    def timed(tensor, times):  # type: ignore[no-untyped-def]
+        """Median seconds of one all-reduce."""
+        seconds = []
+        for _ in range(times):
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            if tensor.is_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
+
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=20))
     device = "cuda" if cuda else "cpu"
@@ -39,4 +39,5 @@ def main():  # type: ignore[no-untyped-def]
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -102,4 +102,5 @@ def main():  # type: ignore[no-untyped-def]
     sys.stdin.readline()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -283,6 +283,9 @@ class LaunchConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one.")
     threads: Positive | Auto = Field(default="auto", description="Threads of each process on a CPU.")
     timeout: Duration = Field(default=600.0, description="Longest wait in a collective operation.", examples=["10 min"])
+    grace: Duration = Field(
+        default=600.0, description="A run that is asked to stop has so long to save.", examples=["2 min"]
+    )
     port: Port | None = Field(default=None, description="Of the rendezvous; null: a free one.")
     debug: bool = Field(
         default=False,

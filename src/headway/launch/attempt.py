@@ -35,7 +35,7 @@ class LocalOptions:
 
     worker_module: str = WORKER_MODULE
     method: Method = "auto"  # fork on a CPU, exec on GPUs
-    save_seconds: float = 600.0  # a stopped job's ranks have so long to save before they are killed
+    save_seconds: float | None = None  # of a stopped job's ranks, before they are killed; None: the plan's grace
     end_seconds: float = 10.0  # the peers of a failed rank have so long to end
     poll_seconds: float = 0.05
     tick_seconds: float = 0.25
@@ -134,7 +134,8 @@ class Attempt:
             elif self.stop.asked and not asked_to_save and not self._told_to_end:
                 asked_to_save = True
                 notice(self.job.run_dir, "asked to stop: saving after this step; a second Ctrl-C ends without saving")
-                deadline = time.monotonic() + self.options.save_seconds
+                grace = self.options.save_seconds
+                deadline = time.monotonic() + (self.job.launch.grace_seconds if grace is None else grace)
                 for rank in self._running():
                     rank.ask_to_end()
             if self.stop.at_once or (deadline is not None and time.monotonic() >= deadline):

@@ -29,6 +29,7 @@ def plan_launch(asked: LaunchConfig, strategy_kind: str, cluster: ClusterFacts, 
         threads=threads,
         backend=backend,
         timeout_seconds=asked.timeout,
+        grace_seconds=asked.grace,
         port=asked.port,
         debug=asked.debug,
     )

@@ -172,6 +172,7 @@ class LaunchPlan(Part):
     threads: int  # per process
     backend: Literal["gloo", "nccl"]
     timeout_seconds: float
+    grace_seconds: float = 600.0  # of ranks that are asked to save and end
     port: int | None = None
     debug: bool = False
 
