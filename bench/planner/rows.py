@@ -343,6 +343,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         kernels=row.get("kernels") or kernels,  # pyright: ignore[reportArgumentType]
         attention=attention,  # pyright: ignore[reportArgumentType]
         loss=loss,  # pyright: ignore[reportArgumentType]
+        loss_chunk_tokens=1024,  # read for `linear` alone: libraries take a few hundred to a few thousand
         fused_optimizer="fused=false" not in text,
         expandable_segments=bool(known.expandable_since) and month >= known.expandable_since,
         ends_apart=known.ends_apart,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.plans import A100_8, GIB, LAPTOP, shape
+from headway.plan.footprint import footprint
 from headway.plan.memory import (
     MemoryRequest,
     activation_bytes,
@@ -18,6 +19,7 @@ from headway.plan.memory import (
     loss_chunk_for,
     model_states,
     moments_of,
+    setting_of,
     used_bytes,
 )
 from headway.plan.schema import MemoryPlan, OptimizerPlan, StrategyPlan
@@ -120,7 +122,8 @@ def test_other_optimizers_keep_less(kind: Any, momentum: float, count: int) -> N
 
 
 def test_items_have_names_and_add_up() -> None:
-    plan = estimate_memory(request(zero(3, reduce_bucket_elements=10**6, prefetch_bucket_elements=10**6)))
+    buckets = {"reduce_bucket_elements": 10**6, "prefetch_bucket_elements": 10**6}
+    plan = estimate_memory(request(zero(3, **buckets), cluster=LAPTOP))
     names = [item.name for item in plan.items]
     assert names == [
         "parameters",
@@ -130,6 +133,7 @@ def test_items_have_names_and_add_up() -> None:
         "activations",
         "logits and loss",
         "communication buckets",
+        "allocator",
         "runtime",
     ]
     assert plan.device_bytes == sum(item.device_bytes for item in plan.items)
@@ -139,7 +143,7 @@ def test_items_have_names_and_add_up() -> None:
 
 def test_overlap_needs_a_second_bucket_at_stages_1_and_2() -> None:
     def buckets(strategy: StrategyPlan) -> int:
-        items = estimate_memory(request(strategy)).items
+        items = estimate_memory(request(strategy, cluster=LAPTOP)).items
         return sum(item.device_bytes for item in items if item.name == "communication buckets")
 
     size = {"reduce_bucket_elements": 10**6}
@@ -214,3 +218,25 @@ def test_the_host_must_hold_what_all_its_processes_put_there() -> None:
     assert memory.device_bytes < memory.device_limit_bytes
     assert fits(memory, A100_8, 8)
     assert not fits(memory, A100_8.model_copy(update={"host_memory_bytes": 120 * GIB}), 8)
+
+
+def test_a_gpu_holds_what_the_estimate_of_gpus_says() -> None:
+    """One count for the choice of a strategy, for the checks and for the forecast."""
+    for strategy in (StrategyPlan(kind="ddp"), zero(2, overlap_comm=True), zero(3, offload_optimizer=True)):
+        asked = request(strategy, shape=shape(10**9), processes=4)
+        memory, made = estimate_memory(asked), footprint(setting_of(asked))
+        assert memory.items[:-1] == made.items
+        assert memory.device_bytes == pytest.approx(made.device_bytes, abs=100)
+        assert memory.host_bytes == made.host_bytes + memory.items[-1].host_bytes
+        states = {item.name: item.device_bytes for item in memory.items}
+        counted = {item.name: item.device_bytes for item in model_states(asked)}
+        for name in ("parameters", "gradients", "optimizer states"):
+            assert states.get(name, 0) == pytest.approx(counted.get(name, 0), abs=4), name
+
+
+def test_overlap_needs_a_second_bucket_on_a_gpu_too() -> None:
+    def peak(**changes: Any) -> int:
+        asked = request(zero(2, reduce_bucket_elements=10**9, **changes), activation_checkpointing=True, sequence=64)
+        return footprint(setting_of(asked)).device_bytes
+
+    assert peak(overlap_comm=True) > peak()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.plan.constants import MEMORY, MemoryConstants
+from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, norm_bytes
 from headway.plan.schema import MemoryItem
 from headway.plan.setting import EstimateRequest
 
@@ -156,9 +157,17 @@ def _states(request: EstimateRequest) -> dict[str, float]:
         items["gradients"] = 0.0
     if request.offload_parameters:
         items["parameters"] = 0.0
+    if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
+        items["offload staging"] = _staging(request)
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
         items["16-bit copies of the weights"] = 2 * parts.total  # autocast casts each weight once a micro batch
     return items
+
+
+def _staging(request: EstimateRequest) -> float:
+    """One gradient on its way to the host, on either side: the largest."""
+    shape = request.shape
+    return weight_bytes(request) * shape.hidden * max(shape.vocab, shape.ffn) / request.degrees.tensor
 
 
 def _host(request: EstimateRequest) -> dict[str, float]:
@@ -170,6 +179,8 @@ def _host(request: EstimateRequest) -> dict[str, float]:
         own = _spread(request, parts, 1) * trained
         host["optimizer states"] = own * (4 * (weight == 2) + request.optimizer.bytes_per_parameter)
         host["gradients"] = own * (4 + weight)
+        if request.engine == "deepspeed" and request.stage < 3:  # the updated partition on its way back
+            host["offload staging"] = _staging(request) + own * weight
     elif request.optimizer.paged:
         host["optimizer states"] = _spread(request, parts, 1) * trained * request.optimizer.bytes_per_parameter
     if request.offload_parameters:
@@ -212,7 +223,9 @@ def _buckets(request: EstimateRequest) -> float:
         return _layer_parameters(request) * trained * (e + (4 if request.master else 2))
     if request.engine == "deepspeed" and request.stage > 0:
         size = min(request.reduce_bucket_elements, parts.total * trained) * e
-        return size * 2 + (size / request.degrees.shards if request.stage == 3 else 0)
+        if request.stage == 3:
+            return 2 * size + size / request.degrees.shards
+        return size * (2 if request.overlap_comm else 1)
     return 0.0
 
 
@@ -241,12 +254,19 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
     """Logits of one micro batch, what the loss makes of them, and the gradients made with them."""
     shape, software, e = request.shape, request.software, request.element_bytes
     tensor = request.degrees.tensor
+    if not request.language:
+        return 0.0
+    if shape.arch == "gemma2" and software.loss == "linear":  # its soft cap keeps logits, log-softmax and gradient
+        piece = min(request.tokens, software.loss_chunk_tokens or request.tokens)
+        return piece * shape.vocab / tensor * (12 + (e if request.precision != "fp32" else 0))
     logits = request.tokens * shape.vocab / tensor
     half = e if request.precision != "fp32" else 0
     head = shape.vocab * shape.hidden / tensor if shape.adapter is None else 0.0
     if software.loss == "linear":
-        piece = min(request.tokens, software.loss_chunk_tokens or 1024) * shape.vocab / tensor
-        return piece * (4 + half) + 4 * head + e * request.tokens * shape.hidden
+        # gradients of the head (fp32) and of its input are made with the logits; the backward pass scales them anew
+        gradients = 4 * head + e * request.tokens * shape.hidden
+        piece = min(request.tokens, software.loss_chunk_tokens or request.tokens) * shape.vocab / tensor
+        return gradients + max(gradients, piece * (4 + half))
     if software.loss == "chunked":
         of_piece = constants.piece_logit_bytes * (1 if software.kernels == "compiled" else 4)
         return logits * (e + of_piece) + e * head
@@ -266,7 +286,17 @@ def _kept(request: EstimateRequest) -> float:
     in_flight = min(degrees.pipeline, request.accumulation)
     stream = _stream(request) * request.tokens
     edges = 2 * stream if degrees.pipeline == 1 else stream
-    return layers * in_flight * _kept_of_layer(request) + edges
+    return layers * in_flight * _kept_of_layer(request) + edges + _adapter(request)
+
+
+def _adapter(request: EstimateRequest) -> float:
+    """What the pairs of an adapter keep: the values between two matrices, and under dropout the layer's input anew."""
+    shape = request.shape
+    if shape.adapter is None:
+        return 0.0
+    share = 1 / max(shape.layers, 1) if request.checkpointing == "full" else 1.0
+    numbers = shape.adapter.token_numbers + (2 * shape.adapter.inputs if request.adapter_dropout else 0)
+    return request.tokens * numbers * request.element_bytes * share
 
 
 def _stream(request: EstimateRequest) -> float:
@@ -314,25 +344,30 @@ def _width(request: EstimateRequest) -> float:
 def full_layer_bytes(request: EstimateRequest) -> float:
     """What autograd keeps of one layer and one micro batch without recomputation."""
     shape, degrees, e = request.shape, request.degrees, request.element_bytes
-    kernels, attention = request.software.kernels, request.software.attention
-    tensor, stream = degrees.tensor, _stream(request)
-    split = tensor if degrees.sequence_parallel else 1
-    normed = shape.hidden * e / split
-    # an RMS norm that is written out keeps an fp32 copy beside the input and the normalised value
-    norms = 2 * (stream + normed)
-    if kernels == "eager" and not shape.layer_norm:
-        norms += 2 * 4 * shape.hidden / split
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    repeated = query if attention in ("sdpa", "eager") else key
-    attended = (2 * query + 2 * repeated) * e / tensor
-    # gate, its activation, up, their product; fused kernels compute the activation again
-    tensors = (4 if kernels == "eager" else 3) if shape.gated else 2
-    if not shape.gated and kernels == "compiled":
-        tensors = 1
-    mlp = tensors * _width(request) * e / tensor
+    split = degrees.tensor if degrees.sequence_parallel else 1
+    written_out = request.software.kernels == "eager"
+    repeated = request.software.attention in ("sdpa", "eager")
+    kind = kind_of(shape)
+    wide = int(_stream(request) * split / shape.hidden)
+    numbers = Numbers(wide, e, autocast=wide > e)
+    norms = norm_bytes(kind, numbers) if written_out else 2 * (wide + e)
+    if request.engine == "megatron":  # fused layer norms of the 16-bit stream
+        norms = 2 * (wide + e)
+    attention = attention_bytes(shape, kind if written_out else LayerKind(), numbers, repeated=repeated)
+    mlp = _mlp_tensors(request) * _width(request) * e
     dropped = 2 * shape.hidden / split if request.dropout else 0
-    total = (norms + attended + mlp + dropped + _cast(request) - _unread(request)) * request.tokens
-    return total + _scores(request)
+    total = norms * shape.hidden / split + (attention + mlp) / degrees.tensor + dropped
+    return (total + _cast(request) - _unread(request)) * request.tokens + _scores(request)
+
+
+def _mlp_tensors(request: EstimateRequest) -> int:
+    """Kept tensors of the MLP's width: fused kernels and torch.compile compute the activation again."""
+    kernels, gated = request.software.kernels, request.shape.gated
+    if kernels == "eager" and request.engine != "megatron":
+        return kind_of(request.shape).mlp
+    if gated:
+        return 4 if kernels == "eager" else 3
+    return 1 if kernels == "compiled" else 2
 
 
 def _unread(request: EstimateRequest) -> float:

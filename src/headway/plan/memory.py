@@ -11,22 +11,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.facts.hardware import Machine, cpu_device
 from headway.facts.schema import ClusterFacts, ModelShape
+from headway.plan.footprint import footprint
+from headway.plan.layers import Numbers, attention_bytes, kind_of, norm_bytes
 from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
+from headway.plan.setting import (
+    USABLE_SHARE,
+    AttentionKind,
+    Degrees,
+    EstimateRequest,
+    OptimizerFacts,
+    Software,
+)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
 GIB = 1024**3
-# Kept free of the device: fragmentation of the caching allocator, and whatever else runs there.
-USABLE_SHARE = 0.90
 # What a CPU worker holds beside the other items: 0.36 GiB for the imports of torch, transformers and deepspeed and a
 # gloo group, the rest matrix scratch and the loader (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
 # glibc keeps freed blocks of up to 32 MiB. With this share the sum is within 8 % of the peak resident set of ddp and
 # zero-2, with and without checkpointing, and zero-3 without (3 M and 28 M parameters); zero-3 with is 15 % low.
 CPU_ALLOCATOR_SHARE = 0.15
-# A CUDA context with cuBLAS and NCCL: 0.5 GiB. The process on the host: the libraries, larger in CUDA builds.
-CUDA_RUNTIME_BYTES = int(0.50 * GIB)
+# The process of a GPU on its host: the libraries, larger in CUDA builds.
 CUDA_HOST_BYTES = int(2.0 * GIB)
 # Left to the operating system on a CPU-only machine, once a host.
 SYSTEM_BYTES = 1 * GIB
@@ -87,12 +95,49 @@ def host_limit_bytes(cluster: ClusterFacts) -> int:
 
 
 def estimate_memory(request: MemoryRequest) -> MemoryPlan:
-    """Memory of one process at its peak, item by item."""
+    """Memory of one process at its peak, item by item; of a GPU by `headway.plan.footprint`."""
+    if request.cluster.device == "cuda":
+        return _on_gpu(request)
     items = [*model_states(request), *_gathered(request), *_step_items(request), *_buckets(request)]
-    items += [*_allocator(request, items), _runtime(request)]
+    items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES)]
     limit = device_limit_bytes(request.cluster, request.processes)
     kept = tuple(item for item in items if item.device_bytes or item.host_bytes)
     return MemoryPlan(items=kept, device_limit_bytes=limit)
+
+
+def _on_gpu(request: MemoryRequest) -> MemoryPlan:
+    found = footprint(setting_of(request))
+    process = MemoryItem(name="process", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
+    limit = device_limit_bytes(request.cluster, request.processes)
+    return MemoryPlan(items=(*found.items, process), device_limit_bytes=limit)
+
+
+def setting_of(request: MemoryRequest) -> EstimateRequest:
+    """The same setting for the estimates of GPUs. Its device has no rates: memory does not ask for them."""
+    cluster, strategy = request.cluster, request.strategy
+    attention: dict[str, AttentionKind] = {"sdpa": "sdpa", "eager": "eager"}
+    chunk = request.loss_chunk_tokens
+    return EstimateRequest(
+        shape=request.shape,
+        machine=Machine(cpu_device(cluster.device_memory_bytes), cluster.devices_per_host, cluster.hosts),
+        degrees=Degrees(data=request.processes),
+        engine="deepspeed" if strategy.kind == "deepspeed" else "single" if strategy.kind == "single" else "ddp",
+        stage=strategy.stage,
+        sequence=request.sequence,
+        micro_batch=request.micro_batch,
+        accumulation=2,  # gradients stand from the second micro batch on: more than one is to be expected
+        precision=request.precision,
+        checkpointing="full" if request.activation_checkpointing else "none",
+        offload_optimizer=strategy.offload_optimizer,
+        offload_parameters=strategy.offload_parameters,
+        adapter_dropout=request.adapter_dropout,
+        language=request.language,
+        software=Software(attention=attention.get(request.attention, "flash"), loss="linear", loss_chunk_tokens=chunk),
+        optimizer=OptimizerFacts(4.0 * moments_of(request.optimizer)),
+        reduce_bucket_elements=strategy.reduce_bucket_elements,
+        prefetch_bucket_elements=strategy.prefetch_bucket_elements,
+        overlap_comm=strategy.overlap_comm,
+    )
 
 
 def fits(memory: MemoryPlan, cluster: ClusterFacts, processes: int) -> bool:
@@ -182,17 +227,9 @@ def _buckets(request: MemoryRequest) -> list[MemoryItem]:
     return [_item("communication buckets", size * (2 if strategy.overlap_comm else 1))]
 
 
-def _allocator(request: MemoryRequest, items: list[MemoryItem]) -> list[MemoryItem]:
-    """What the C library keeps of freed memory; a GPU's fragmentation is in the tenth that its limit leaves."""
-    if request.cluster.device == "cuda":
-        return []
-    return [_item("allocator", int(CPU_ALLOCATOR_SHARE * sum(item.device_bytes + item.host_bytes for item in items)))]
-
-
-def _runtime(request: MemoryRequest) -> MemoryItem:
-    if request.cluster.device == "cpu":
-        return MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES)
-    return MemoryItem(name="runtime", device_bytes=CUDA_RUNTIME_BYTES, host_bytes=CUDA_HOST_BYTES)
+def _allocator(items: list[MemoryItem]) -> MemoryItem:
+    """What the C library keeps of freed memory."""
+    return _item("allocator", int(CPU_ALLOCATOR_SHARE * sum(item.device_bytes + item.host_bytes for item in items)))
 
 
 def _step_items(request: MemoryRequest) -> list[MemoryItem]:
@@ -240,63 +277,14 @@ def stream_bytes(request: MemoryRequest) -> int:
     return 2 if request.sharded_weights else 4
 
 
-@dataclass(frozen=True)
-class LayerKind:
-    """What autograd keeps in one layer beside the arithmetic of its dimensions.
-
-    readers: matrix products that read each norm's output (autocast casts it once for each of them).
-    extra_norms: norms whose output goes back to the stream. attention: kept numbers of a token, in widths of all
-    query heads. mlp: kept numbers of a token, in widths of the MLP.
-    """
-
-    rms: bool = True
-    readers: tuple[int, ...] = (3, 2)
-    extra_norms: int = 0
-    attention: int = 4  # query, key, value, output
-    mlp: int = 4  # gate, its activation, up, their product
-    fp32_normed: bool = False
-    shared_input: bool = False
-
-
-_DEFAULT_KIND = LayerKind()
-_LAYER_KINDS = {
-    "gemma": LayerKind(fp32_normed=True),
-    "gemma2": LayerKind(fp32_normed=True, extra_norms=2),
-    # GELU written out in five operations
-    "gpt2": LayerKind(rms=False, readers=(1, 1), mlp=5),
-    # partial rotary positions: the output is copied for the next product; one norm for attention and MLP
-    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5),
-    # as phi; the value is a view that keeps the fused product alive; both norms read the same input
-    "gpt_neox": LayerKind(rms=False, readers=(1, 1), attention=7, mlp=2, shared_input=True),
-    "bert": LayerKind(rms=False, readers=(3, 1), mlp=2),
-}
-
-
 def layer_token_bytes(request: MemoryRequest) -> int:
     """Bytes that autograd keeps of one token in one layer, without a score matrix."""
-    shape, e = request.shape, request.element_bytes
-    kind = _LAYER_KINDS.get(shape.arch, _DEFAULT_KIND)
-    query = shape.heads * shape.head_dim
-    repeated = request.attention in ("sdpa", "eager")  # under a mask they need a key and a value for every head
-    key = query if repeated else shape.kv_heads * shape.head_dim
-    attention = ((kind.attention - 2) * query + 2 * key) * e
-    if shape.arch == "qwen3":  # norms of query and key: fp32 input and normalised value
-        attention += (4 + e) * (query + shape.kv_heads * shape.head_dim)
-    return _norms_bytes(request, kind) * shape.hidden + attention + kind.mlp * shape.ffn * e
-
-
-def _norms_bytes(request: MemoryRequest, kind: LayerKind) -> int:
-    """Bytes kept of one element of the stream by all norms of a layer and the products behind them.
-
-    An RMS norm is written out: it keeps an fp32 input and the normalised value before the weight. A layer norm is one
-    operation and keeps its input.
-    """
-    stream, e = stream_bytes(request), request.element_bytes
-    kept = 4 + (4 if kind.fp32_normed else stream) if kind.rms else stream
+    shape, kind = request.shape, kind_of(request.shape)
     autocast = request.precision != "fp32" and not request.sharded_weights
-    outputs = sum(kind.readers) * e if autocast else len(kind.readers) * e
-    inputs = kept * (len(kind.readers) + kind.extra_norms)
-    return inputs + outputs - (stream if kind.shared_input else 0)
+    numbers = Numbers(stream_bytes(request), request.element_bytes, autocast)
+    repeated = request.attention in ("sdpa", "eager")  # under a mask they need a key and a value for every head
+    attention = attention_bytes(shape, kind, numbers, repeated=repeated)
+    return norm_bytes(kind, numbers) * shape.hidden + attention + kind.mlp * shape.ffn * request.element_bytes
 
 
 def _score_bytes(request: MemoryRequest) -> int:

@@ -14,8 +14,8 @@ Checkpointing = Literal["none", "selective", "full"]
 Kernels = Literal["eager", "fused", "compiled"]
 AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
 LossKind = Literal["whole", "compiled", "chunked", "linear"]
-# What of its memory a device can give to tensors; the rest is fragmentation and whatever else runs there.
-USABLE_SHARE = 0.95
+# What of its memory a plan may fill: the estimate's band, so that nine of ten runs at the limit still fit.
+USABLE_SHARE = 0.90
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,14 @@ class EstimateRequest:
     offload_parameters: bool = False
     offload_activations: bool = False
     dropout: bool = False
+    adapter_dropout: bool = False
+    language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
     software: Software = field(default_factory=Software)
     optimizer: OptimizerFacts = field(default_factory=OptimizerFacts)
     reduce_bucket_elements: int = 500_000_000
     prefetch_bucket_elements: int = 50_000_000
     live_parameters: int = 2_000_000_000
+    overlap_comm: bool = True  # ZeRO-1 and 2: gradients are reduced while the backward pass goes on, in a second bucket
 
     @property
     def tokens(self) -> int:
