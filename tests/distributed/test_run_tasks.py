@@ -46,14 +46,13 @@ def chat(number: int) -> dict[str, Any]:
 
 
 def labelled(count: int) -> list[dict[str, str]]:
-    """Texts whose label stands in one word; one label is rare."""
+    """Texts whose label stands in every second word; one label is rare."""
     draw = random.Random(0)
     rows: list[dict[str, str]] = []
     for number in range(count):
         label = RARE if number % 8 == 0 else draw.choice(["land", "light"])
         words = [word for word in prose(number, 4 + number % 12).split() if word not in CLUES.values()] or ["the"]
-        words[draw.randrange(len(words))] = CLUES[label]
-        rows.append({"text": " ".join(words), "label": label})
+        rows.append({"text": " ".join(f"{word} {CLUES[label]}" for word in words), "label": label})
     return rows
 
 
@@ -134,6 +133,7 @@ def texts(workplace: Workplace) -> Run:
         data={"train": "labels.jsonl"},
         task={"kind": "classification", "class_weights": "balanced"},
         train={"length": "60 steps", "sequence": 32, "eval_every": "30 steps"},
+        optimizer={"lr": 5e-3, "warmup": "6 steps"},
         export={"at_end": True},
     )
     content["model"] = {
