@@ -105,6 +105,11 @@ def test_offload_moves_states_to_the_host() -> None:
     largest = 2 * 4096 * 32000  # one gradient on its way, on either side
     assert device == 2 * p + largest
     assert host == (12 + 4 + 2) * p // n + 2 * p // n + largest
+    split = few | {"micro_batch": 2, "global_sequences": 64}  # stage 1 adds up whole gradients on the device
+    device, host = states(zero(1, offload_optimizer=True), **split)
+    assert device == (2 + 2) * p + largest
+    assert host == (12 + 4) * p // n + 2 * p // n + largest
+    assert states(zero(2, offload_optimizer=True), **split) == states(zero(2, offload_optimizer=True), **few)
     device, host = states(zero(3, offload_optimizer=True, offload_parameters=True), **few)
     assert device == 0
     assert host == (2 + 12 + 4 + 2) * p // n

@@ -405,4 +405,5 @@ def memory_request(plan: Plan) -> MemoryRequest:
         activation_checkpointing=plan.numerics.activation_checkpointing,
         loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
         attention=plan.model.attention,
+        global_sequences=plan.batch.global_sequences,
     )

@@ -158,6 +158,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         activation_checkpointing=False,
         loss_chunk_tokens=0,
         attention=settled.attention,
+        global_sequences=settled.pace.global_sequences,
         adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
         language=config.task.kind != "classification",
     )

@@ -44,7 +44,10 @@ _CHUNK_MULTIPLE = 256
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """One setting to be judged. `loss_chunk_tokens`: 0 means all of the micro batch at once."""
+    """One setting to be judged. `loss_chunk_tokens`: 0 means all of the micro batch at once.
+
+    global_sequences: of a step, over all ranks; 0: no gradients are accumulated.
+    """
 
     shape: ModelShape
     cluster: ClusterFacts
@@ -58,11 +61,17 @@ class MemoryRequest:
     loss_chunk_tokens: int
     attention: str
     adapter_dropout: bool = False
+    global_sequences: int = 0
     language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
 
     @property
     def tokens(self) -> int:
         return self.micro_batch * self.sequence
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step adds up the gradients of several micro batches."""
+        return self.global_sequences > self.micro_batch * self.processes
 
     @property
     def sharded_weights(self) -> bool:
@@ -174,11 +183,14 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
     states = part(trained, 1) * (master + 4 * moments_of(request.optimizer))
     weights, gradients = part(count, 3) * weight, part(trained, 2) * weight
     on_host = strategy.offload_optimizer
+    made, moved = gradients, 0
     if on_host:  # the partition in fp32 beside the master copy, and once more in the weights' precision
-        gradients = part(trained, 1) * (4 + weight)
+        made, moved = 0, part(trained, 1) * (4 + weight)
+    if on_host and stage == 1 and request.accumulates:  # stage 1 adds up whole gradients where they are made
+        made, moved = trained * weight, part(trained, 1) * 4
     items = [
         _item("parameters", weights, host=strategy.offload_parameters),
-        _item("gradients", gradients, host=on_host),
+        MemoryItem(name="gradients", device_bytes=made, host_bytes=moved),
         _item("optimizer states", states, host=on_host),
     ]
     if on_host and stage < 3:
