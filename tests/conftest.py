@@ -20,6 +20,8 @@ DEFAULTS = {
 UPSTREAM_WARNINGS = (
     # torch deprecates the name, DeepSpeed still reads it while it is imported
     r"ignore:.*torch\.distributed\.reduce_op.*:FutureWarning",
+    # SQLAlchemy 2.1 deprecates a loading strategy that MLflow 3.17 still uses
+    r"ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",
     # transformers renamed it in 5.24, PEFT 0.21 still asks by the older name
     r"ignore:`is_gradient_checkpointing` is deprecated.*:FutureWarning",
 )

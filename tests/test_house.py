@@ -29,7 +29,7 @@ LAYERS = (
     ("api", "preparing", "cli", "__main__"),
 )
 TORCH_FREE_LAYERS = (1, 2, 3, 4, 8)
-HEAVY = {"torch", "transformers", "deepspeed", "tokenizers", "pyarrow", "datasets", "tensorboard"}
+HEAVY = {"torch", "transformers", "deepspeed", "tokenizers", "pyarrow", "datasets", "tensorboard", "mlflow", "wandb"}
 LIGHTER = {"numpy", "safetensors"}  # a tenth of a second: allowed by way of a room that needs it, not directly
 
 # Everywhere else the environment is no hidden input.

@@ -42,6 +42,8 @@ TABLE: dict[tuple[str, str], Row] = {
     ("launch", "local"): Row("headway.launch.local:LocalLauncher"),
     ("track", "jsonl"): Row("headway.track.jsonl:JsonLinesTracker"),
     ("track", "tensorboard"): Row("headway.track.tensorboard:TensorBoardTracker", "tensorboard", "tensorboard"),
+    ("track", "mlflow"): Row("headway.track.mlflow:MlflowTracker", "mlflow", "mlflow"),
+    ("track", "wandb"): Row("headway.track.wandb:WandbTracker", "wandb", "wandb"),
     ("store", "local"): Row("headway.checkpoint.store:LocalStore"),
 }
 

@@ -97,7 +97,9 @@ CASES = [
     (["train.precision=fp16", "launch.device=cpu"], "train.precision", "cannot be trained on a CPU"),
     (["train.tf32=true", "launch.device=cpu"], "train.tf32", "no effect on a CPU"),
     (["model.attention=flash", "launch.device=cpu"], "model.attention", "no kernel on a CPU"),
-    (["track=[tensorbord]"], "track[0]", "must be one of"),
+    (["track=[tensorbord]"], "track.tensorbord", "did you mean 'tensorboard'?"),
+    (["track={mlflow: {url: 'http://a'}}"], "track.mlflow.url", "did you mean 'uri'?"),
+    (["track={own: [tracker]}"], "track.own[0]", "must be package.module:Class"),
     (["name=../x"], "name", "becomes a folder"),
 ]
 

@@ -11,7 +11,17 @@ import pytest
 from headway.config.keys import ELSEWHERE, every_key, field_at
 from headway.config.load import LoadedRun, load_text
 from headway.config.reference import reference
-from headway.config.schema import DataConfig, ModelConfig, OffloadConfig, SourceConfig, StrategyConfig, TokenizerConfig
+from headway.config.schema import (
+    DataConfig,
+    MlflowConfig,
+    ModelConfig,
+    OffloadConfig,
+    SourceConfig,
+    StrategyConfig,
+    TokenizerConfig,
+    TrackConfig,
+    WandbConfig,
+)
 from headway.config.shorthands import written_out
 from headway.config.starter import STARTER
 from headway.errors import ConfigError
@@ -79,7 +89,22 @@ CORPUS = SourceConfig(paths=("corpus",))
             StrategyConfig(kind="deepspeed", stage=3, offload=OffloadConfig(optimizer="cpu", parameters="cpu")),
         ),
         ({"strategy": {"kind": "zero-3", "offload": "none"}}, "strategy", StrategyConfig(kind="deepspeed", stage=3)),
-        ({"track": "tensorboard"}, "track", ("tensorboard",)),
+        ({"track": "tensorboard"}, "track", TrackConfig(tensorboard=True)),
+        (
+            {"track": ["tensorboard", "mlflow", {"wandb": {"mode": "offline"}}, "my.module:Tracker", "jsonl"]},
+            "track",
+            TrackConfig(
+                tensorboard=True,
+                mlflow=MlflowConfig(),
+                wandb=WandbConfig(mode="offline"),
+                own=("my.module:Tracker",),
+            ),
+        ),
+        (
+            {"track": {"mlflow": {"uri": "http://mlflow:5000"}, "tensorboard": {}}},
+            "track",
+            TrackConfig(tensorboard=True, mlflow=MlflowConfig(uri="http://mlflow:5000")),
+        ),
     ],
 )
 def test_short_forms(short: dict[str, Any], section: str, long: object):
@@ -191,7 +216,10 @@ def test_the_starter_file_is_valid_and_so_are_its_comments():
     everything = re.sub(r"^( *)# ([a-z_]+: )", r"\1\2", STARTER, flags=re.MULTILINE)
     config = load(text=everything).config
     assert everything != STARTER
-    assert (config.strategy, config.launch.gpus, config.track) == (ZERO_2, 8, ("tensorboard",))
+    assert (config.strategy, config.launch.gpus, config.track) == (
+        *(ZERO_2, 8),
+        TrackConfig(tensorboard=True),
+    )
     assert config.train.stop_after == 41_400
 
 

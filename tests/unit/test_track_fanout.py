@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, HeadwayError, UserError
+from headway.plan.schema import TrackPlan
 from headway.run.journal import read
 from headway.run.paths import RunDir
+from headway.track.background import Background
 from headway.track.fanout import FanOut, make_trackers
 from headway.track.null import NullTracker
 
 
 class Recorder:
     """Remembers its calls; raises in those that `fails_in` names."""
+
+    rewrites = False
 
     def __init__(self, *fails_in: str):
         self.calls: list[str] = []
@@ -28,6 +34,9 @@ class Recorder:
 
     def start(self, run_dir: Path, name: str, plan: dict[str, Any], *, resumed: bool) -> None:
         self._call("start")
+
+    def held(self, name: str) -> set[int]:
+        return set()
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._call("log")
@@ -88,18 +97,79 @@ def test_the_local_record_is_tried_again_after_a_failure(tmp_path: Path) -> None
 
 
 def test_the_local_record_comes_first_and_once(tmp_path: Path) -> None:
-    for kinds in ((), ("jsonl",)):
-        run_dir = tmp_path / str(len(kinds))
+    for plans in ((), (TrackPlan(kind="jsonl"),)):
+        run_dir = tmp_path / str(len(plans))
         run_dir.mkdir()
-        run_through(make_trackers(kinds, pytest.fail), run_dir, resumed=False)
+        run_through(make_trackers(plans, pytest.fail), run_dir, resumed=False)
         assert [line["step"] for line in read(RunDir(run_dir).metrics)] == [1, 2]
 
 
 def test_an_unknown_tracker_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tensorbord.*\n?.*tensorboard"):
-        make_trackers(("tensorbord",), pytest.fail)
+        make_trackers((TrackPlan(kind="tensorbord"),), pytest.fail)
 
 
 def test_a_user_s_own_tracker_is_taken_by_path(tmp_path: Path) -> None:
-    fan_out = make_trackers((f"{NullTracker.__module__}:NullTracker",), pytest.fail)
+    fan_out = make_trackers((TrackPlan(kind=f"{NullTracker.__module__}:NullTracker"),), pytest.fail)
     run_through(fan_out, tmp_path, resumed=False)
+
+
+def test_the_fix_of_a_tracker_s_own_error_is_kept(tmp_path: Path) -> None:
+    class Refused(Recorder):
+        def start(self, run_dir: Path, name: str, plan: dict[str, Any], *, resumed: bool) -> None:
+            raise UserError("no key", fix="set the key")
+
+    with pytest.raises(HeadwayError, match=r"no key\n    fix: set the key\n    fix: or remove 'b' from"):
+        FanOut([("b", Refused())], pytest.fail).start(tmp_path, "a", {}, resumed=False)
+
+
+def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
+    """Every call returns while the first figure is still being sent; the end waits for all of them."""
+    gate = threading.Event()
+
+    class Slow(Recorder):
+        def log(self, step: int, values: dict[str, float]) -> None:
+            gate.wait(60)
+            super().log(step, values)
+
+    slow = Slow()
+    tracker = Background(slow)
+    tracker.start(tmp_path, "a", {}, resumed=False)
+    tracker.log(1, {})
+    tracker.log(2, {})
+    tracker.artifact("export", tmp_path)
+    assert slow.calls == ["start"]
+    gate.set()
+    tracker.finish("done")
+    assert slow.calls == ALL
+
+
+def test_a_failure_behind_the_connection_is_told_by_the_next_call(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    bad = Recorder("log")
+    fan_out = FanOut([("bad", Background(bad))], warnings.append)
+    fan_out.start(tmp_path, "a", {}, resumed=False)
+    fan_out.log(1, {})
+    until = time.monotonic() + 60
+    while not warnings and time.monotonic() < until:
+        fan_out.log(2, {})
+        time.sleep(0.01)
+    assert len(warnings) == 1
+    assert "the server is away" in warnings[0]
+    assert "--sync` sends what is missing" in warnings[0]
+    assert bad.calls == ["start", "log"]
+
+
+def test_an_end_that_cannot_be_sent_in_time_says_so(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    class Stuck(Recorder):
+        def log(self, step: int, values: dict[str, float]) -> None:
+            gate.wait(60)
+
+    tracker = Background(Stuck(), last_seconds=0.05)
+    tracker.start(tmp_path, "a", {}, resumed=False)
+    tracker.log(1, {})
+    with pytest.raises(TimeoutError, match=r"still to be sent 0\.05 s after the end"):
+        tracker.finish("done")
+    gate.set()

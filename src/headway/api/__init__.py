@@ -231,6 +231,14 @@ def stop(run: str | None) -> Path:
     return found.path
 
 
+def sync(run: str | None) -> dict[str, str]:
+    """Send a run's trackers what they do not hold; tracker -> what was done. Raises HeadwayError naming what failed."""
+    found = find_run(run)
+    from headway.api import syncing
+
+    return syncing.sync(found)
+
+
 def export(run: str | None, step: int | None = None, out: Path | None = None) -> ExportResult:
     """A model folder from a checkpoint, reloaded in plain transformers and compared. Raises ExportError."""
     found = find_run(run)  # before torch is loaded: a wrong name is answered at once

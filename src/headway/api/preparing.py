@@ -27,6 +27,7 @@ from headway.model.identity import weights_identity
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import CodePlan, Plan
 from headway.plan.tasks import SOME_LABELS
+from headway.plan.tracking import plan_trackers
 from headway.registry import require_extra
 from headway.run.paths import RunDir
 from headway.run.usercode import Named, find_code
@@ -92,6 +93,8 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
         model_config = _with_special_tokens(model_config, Path(data.tokenizer))
     if task == "classification":
         model_config, fresh_head = _with_labels(origin, model_config, data)
+    for tracker in plan_trackers(config.track):
+        require_extra("track", tracker.kind)
     code = find_code(_own_names(config), loaded.base)
     shape, base = _shape(config, model_config, data, code), ""
     if config.adapter is not None:
@@ -118,7 +121,7 @@ def _own_names(config: RunConfig) -> list[Named]:
     """The user's own modules that ranks will import."""
     named = [("model.factory", config.model.factory or ""), ("task.kind", config.task.kind)]
     named += [("strategy.kind", config.strategy.kind)]
-    named += [(f"track[{index}]", kind) for index, kind in enumerate(config.track)]
+    named += [(f"track.own[{index}]", kind) for index, kind in enumerate(config.track.own)]
     return [Named(key, path) for key, path in named if ":" in path]
 
 

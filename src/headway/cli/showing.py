@@ -200,6 +200,18 @@ def _print_log(log: Path, last: int | None) -> None:
         print(printable(line))
 
 
+def sync(name: str | None, *, as_json: bool) -> int:
+    """Send the trackers what they do not hold."""
+    from headway import api
+
+    done = api.sync(name)
+    if as_json:
+        tables.print_json(done)
+    else:
+        tables.print_pairs(list(done.items()))
+    return EXIT_OK
+
+
 def follow(name: str | None, *, plain: bool | None) -> int:
     """The live display of a run that another command started; Ctrl-C leaves the display, not the run."""
     from headway import api

@@ -171,6 +171,7 @@ def _show_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="with --logs: one rank, its whole log")
     parser.add_argument("--follow", action="store_true", help="show a run while it runs")
     parser.add_argument("--plain", action="store_true", help="with --follow: plain lines")
+    parser.add_argument("--sync", action="store_true", help="send a run's trackers what they do not hold")
     parser.add_argument("--root", default="runs", help="folder of the runs to list; default: runs")
     _json_option(parser)
 
@@ -179,10 +180,12 @@ def _show(options: Namespace) -> int:
     from headway.cli import showing
 
     count = len(options.runs)
-    if options.follow or options.logs or count == 1:
+    if options.follow or options.logs or options.sync or count == 1:
         if count > 1:
-            raise UserError("--follow and --logs take one run", fix="name one, or none for the newest")
+            raise UserError("--follow, --logs and --sync take one run", fix="name one, or none for the newest")
         name = options.runs[0] if count else None
+        if options.sync:
+            return showing.sync(name, as_json=options.json)
         if options.follow:
             return showing.follow(name, plain=options.plain or None)
         if options.logs:

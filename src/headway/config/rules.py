@@ -19,6 +19,7 @@ from headway.config.schema import (
     SourceConfig,
     StrategyConfig,
     TaskConfig,
+    TrackConfig,
     TrainConfig,
 )
 from headway.errors import Problem
@@ -291,9 +292,10 @@ def _device_can(launch: LaunchConfig, train: TrainConfig, model: ModelConfig) ->
         yield Problem("model.attention", "has no kernel on a CPU", "flash", "write sdpa, or leave it out")
 
 
-def _trackers(track: tuple[str, ...]) -> Iterator[Problem]:
-    for index, kind in enumerate(track):
-        yield from _known_kind(f"track[{index}]", kind, kinds("track"))
+def _own_trackers(track: TrackConfig) -> Iterator[Problem]:
+    for index, path in enumerate(track.own):
+        if not _IMPORT.fullmatch(path):
+            yield Problem(f"track.own[{index}]", "must be package.module:Class", path, "for example tracking:Board")
 
 
 def _name(name: str | None) -> Iterator[Problem]:
@@ -324,7 +326,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("strategy",), _compression),
     (("launch", "strategy"), _launch),
     (("launch", "train", "model"), _device_can),
-    (("track",), _trackers),
+    (("track",), _own_trackers),
 )
 
 

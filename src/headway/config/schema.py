@@ -310,6 +310,43 @@ class ExportConfig(Section):
     max_shard: Bytes = Field(default=5 * 10**9, description="Largest safetensors file.", examples=["5GB"])
 
 
+class MlflowConfig(Section):
+    """MLflow; its credentials come from the environment (MLFLOW_TRACKING_TOKEN, ...)."""
+
+    uri: str | None = Field(
+        default=None,
+        description="Server or database; null: an SQLite store beside the runs, mlflow/mlflow.db.",
+        examples=["http://mlflow:5000"],
+    )
+    experiment: str | None = Field(default=None, description="Default: the run's name.")
+    model: str | None = Field(default=None, description="Registered model of the export; default: the run's name.")
+    register_: bool = Field(default=True, alias="register", description="Register the finished, verified export.")
+    upload: bool | Auto = Field(
+        default="auto", description="Send the export's files; auto: to a server, not to the store beside the runs."
+    )
+
+
+class WandbConfig(Section):
+    """Weights & Biases; its key comes from the environment (WANDB_API_KEY) or `wandb login`."""
+
+    project: str = Field(default="headway", description="Project.")
+    entity: str | None = Field(default=None, description="User or team; null: the key's own.")
+    mode: Literal["online", "offline"] = Field(
+        default="online", description="offline: into files under wandb/ in the run directory."
+    )
+
+
+class TrackConfig(Section):
+    """Trackers besides metrics.jsonl, which is always written. `track: [tensorboard, mlflow]` is short for this."""
+
+    tensorboard: bool = Field(default=False, description="Event files under tensorboard/ in the run directory.")
+    mlflow: MlflowConfig | None = Field(default=None, description="MLflow.", examples=["{uri: http://mlflow:5000}"])
+    wandb: WandbConfig | None = Field(
+        default=None, description="Weights & Biases.", examples=["{project: my-models, mode: offline}"]
+    )
+    own: Texts = Field(default=(), description="Your own, as package.module:Class.", examples=[["tracking:Board"]])
+
+
 class RunConfig(Section):
     """One run file, as the user wrote it."""
 
@@ -335,7 +372,9 @@ class RunConfig(Section):
         default="optional",
         description="required: no run without a valid certificate of its plan; it is made first where there is none.",
     )
-    track: Texts = Field(
-        default=(), description="Trackers besides metrics.jsonl, which is always written.", examples=["tensorboard"]
+    track: TrackConfig = Field(
+        default=TrackConfig(),
+        description="Trackers besides metrics.jsonl, which is always written.",
+        examples=["[tensorboard, mlflow, wandb]"],
     )
     export: ExportConfig = Field(default=ExportConfig(), description="The model folder at the end.")

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 _ZERO = re.compile(r"zero(?:[-_ ]?([0-3]))?", re.IGNORECASE)
 _SHARE = re.compile(r"\s*[+-]?[\d.]+(?:e[+-]?\d+)?\s*%?\s*", re.IGNORECASE)
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
+_WORD = re.compile(r"[a-z_]+")
 _COUNT = re.compile(r"\s*[\d._]+\s*[kKmM]?\s*")
 
 
@@ -90,10 +91,36 @@ def _offload(value: Any) -> Any:
     return {"optimizer": value} if isinstance(value, str) else value
 
 
-def _list(value: Any) -> Any:
+def _track(value: Any) -> Any:
+    """A name, a list of names and one-key mappings, a list of own classes: each tracker with its options."""
     if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
+        return {}
+    items = [value] if isinstance(value, str) else value
+    if not _is_list(items):
+        return _trackers(items) if _is_section(items) else value
+    found: dict[str, Any] = {}
+    for item in items:
+        if _is_section(item):
+            found |= item
+        elif isinstance(item, str) and _IMPORT.fullmatch(item):
+            found["own"] = [*found.get("own", ()), item]
+        elif isinstance(item, str) and _WORD.fullmatch(item):
+            found[item] = {}
+        else:
+            return value
+    return _trackers(found)
+
+
+def _trackers(section: dict[str, Any]) -> dict[str, Any]:
+    """`tensorboard` has no options; the local record is always written."""
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        if name != "jsonl":
+            found[name] = {} if value in (None, True) else value
+    if "tensorboard" in found and found["tensorboard"] in ({}, None):
+        found["tensorboard"] = True
+    own = found.get("own")
+    return {**found, "own": [own]} if isinstance(own, str) else found
 
 
 SHORTHANDS: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
@@ -110,7 +137,7 @@ SHORTHANDS: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
     (("strategy", "offload"), _offload),
     (("strategy", "gradient_compression"), _kind),
     (("launch",), _kind),
-    (("track",), _list),
+    (("track",), _track),
 )
 
 

@@ -44,6 +44,7 @@ from headway.plan.schema import (
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
 from headway.plan.strategy import Rung, StrategyRequest, choose_strategy
 from headway.plan.tasks import plan_task
+from headway.plan.tracking import plan_trackers
 from headway.units import format_count
 
 
@@ -218,7 +219,7 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         stop_after_seconds=train.stop_after,
         checkpoint=checkpoint,
         launch=settled.launch,
-        track=config.track,
+        track=plan_trackers(config.track),
         export=export,
         memory=chosen.sizes.memory,
         cluster=with_peak(facts.cluster, settled.precision, tf32=settled.tf32),

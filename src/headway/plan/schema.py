@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
 
@@ -185,6 +185,19 @@ class ExportPlan(Part):
     max_shard_bytes: int
 
 
+class TrackPlan(Part):
+    """A tracker: a row of the registry's room "track", or package.module:Class. options: its keyword arguments."""
+
+    kind: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, value: object) -> object:
+        """Older plans hold the name alone."""
+        return {"kind": value} if isinstance(value, str) else value
+
+
 class MemoryItem(Part):
     name: str
     device_bytes: int
@@ -224,7 +237,7 @@ class Plan(Part):
     stop_after_seconds: float | None
     checkpoint: CheckpointPlan
     launch: LaunchPlan
-    track: tuple[str, ...]
+    track: tuple[TrackPlan, ...]
     export: ExportPlan
     memory: MemoryPlan
     cluster: ClusterFacts

@@ -68,6 +68,11 @@ def gather_record(
     return {**record, "command": clean_arguments(argv, values)}
 
 
+def known_secrets() -> tuple[str, ...]:
+    """Values that must not leave this machine: of the environment's variables with a secret-like name."""
+    return secret_values(os.environ)
+
+
 def write_record(run: RunDir, record: Mapping[str, Any]) -> None:
     """Write record.json, and the diff beside it as record.diff."""
     git = dict(record["git"])

@@ -7,8 +7,13 @@ from typing import Any
 
 
 class NullTracker:
+    rewrites = True
+
     def start(self, run_dir: Path, name: str, plan: dict[str, Any], *, resumed: bool) -> None:
         pass
+
+    def held(self, name: str) -> set[int]:
+        return set()
 
     def log(self, step: int, values: dict[str, float]) -> None:
         pass

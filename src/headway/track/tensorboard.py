@@ -14,6 +14,8 @@ from headway.run.paths import RunDir
 class TensorBoardTracker:
     """Needs the extra `tensorboard`. After a resume TensorBoard hides what an earlier attempt wrote from there on."""
 
+    rewrites = True
+
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._plan: dict[str, Any] = {}
@@ -25,12 +27,21 @@ class TensorBoardTracker:
         if not resumed:
             self._open(None)
 
+    def held(self, name: str) -> set[int]:
+        if self._folder is None or not self._folder.is_dir():
+            return set()
+        from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+        events = EventAccumulator(str(self._folder), size_guidance={SCALARS: 0})
+        events.Reload()
+        return {event.step for event in events.Scalars(name)} if name in events.Tags()[SCALARS] else set()
+
     def log(self, step: int, values: dict[str, float]) -> None:
         # A resumed run opens here: only now is the first step known from which older points are to be hidden.
         writer = self._writer or self._open(step)
         for name, value in values.items():
-            if isinstance(value, int | float):  # a value that is not known (mfu on an unknown device) is None
-                writer.add_scalar(name, float(value), step)
+            if name != "time" and isinstance(value, int | float):  # not known (mfu on an unknown device): None
+                writer.add_scalar(name, float(value), step, walltime=values.get("time"))
 
     def artifact(self, name: str, path: Path) -> None:
         if self._writer is not None:

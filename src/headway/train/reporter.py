@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch
 from headway.plan.schema import Plan
 from headway.run.journal import Journal
 from headway.run.paths import RunDir
-from headway.track.null import NullTracker
-from headway.track.seam import Tracker
+from headway.track.fanout import FanOut
+from headway.track.record import evaluation_values
 from headway.train.loop import StepReport, mean_loss
 from headway.train.peak import flops_per_token, memory_bytes
 from headway.train.progress import Progress
@@ -26,6 +27,8 @@ class SilentReporter:
 
     def step(self, report: StepReport, progress: Progress) -> None: ...
 
+    def artifact(self, name: str, path: Path) -> None: ...
+
     def close(self, outcome: str) -> None: ...
 
 
@@ -37,7 +40,7 @@ class Reporter(SilentReporter):
 
     def __init__(self, run: RunDir, plan: Plan, device: torch.device, weights: dict[str, float]):
         self.plan, self.device, self.weights = plan, device, weights
-        self.tracker: Tracker = NullTracker()  # until the trackers start
+        self.tracker = FanOut((), print)  # until the trackers start
         self._events = Journal(run.events)
         self._flops_per_token = flops_per_token(plan.shape, plan.data.sequence)
         self._since = _Window()
@@ -45,6 +48,8 @@ class Reporter(SilentReporter):
     def event(self, name: str, **fields: Any) -> None:
         with suppress(OSError):
             self._events.event(name, **fields)
+        if name == "evaluation":
+            self.tracker.evaluation(fields["step"], evaluation_values(fields))
         if name in ("notice", "warning", "evaluation", "checkpoint", "export"):
             _say(f"{name} " + " ".join(f"{key}={value}" for key, value in fields.items()))
 
@@ -64,6 +69,9 @@ class Reporter(SilentReporter):
             f" lr {line['lr']:.3g} {line['tokens_per_second']:.0f} tokens/s"
         )
         self._since = _Window()
+
+    def artifact(self, name: str, path: Path) -> None:
+        self.tracker.artifact(name, path)
 
     def close(self, outcome: str) -> None:
         self.tracker.finish(outcome)

@@ -71,6 +71,8 @@ class Session:
             self._concluded(parts)
             differences = parts.progress.differences(self.plan)
             check = finish.deliver(parts, reporter, self._evaluation)
+            if check is not None and check.verified:
+                reporter.artifact("export", self.run_dir.export)
             done = {"tokens": parts.progress.tokens, "discarded": parts.progress.discarded}
             reporter.event("done", steps=parts.progress.step, differences=differences, **done)
             outcome = "done"
@@ -92,8 +94,8 @@ class Session:
             self.reporter.event("process_group", world=self.context.world, backend=self.plan.launch.backend)
             parts = build(self.plan, self.run_dir, self.context)
             weights |= {name: term.weight for name, term in parts.task.terms.items()}
-            resumed = parts.resumed_from is not None
-            self.reporter.tracker = start_tracker(self.plan, self.run_dir, self.reporter, resumed=resumed)
+            at = None if parts.resumed_from is None else parts.progress.step
+            self.reporter.tracker = start_tracker(self.plan, self.run_dir, self.reporter, resumed_at=at)
         else:
             parts = build(self.plan, self.run_dir, self.context)
         for notice in parts.notices:
