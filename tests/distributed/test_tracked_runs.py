@@ -75,13 +75,35 @@ def test_mlflow_holds_parameters_files_and_the_registered_model(tracked: tuple[W
     assert Path(version.source.removeprefix("file://")) == run.path / "export"
 
 
-def test_sync_sends_what_an_outage_kept_back_and_nothing_twice(tracked: tuple[Workplace, Run]) -> None:
+def test_sync_sends_what_an_outage_kept_back_and_nothing_twice(
+    tracked: tuple[Workplace, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store as it was before the run, put in the place of the one that has it all."""
+    monkeypatch.setattr("headway.track.wandb.upload", lambda run_dir: f"{run_dir.name} is offline")
     workplace, run = tracked
     before = held(run, "mlflow")
     place_store(run.path, workplace.folder)
     for sent in ("12 lines sent", "0 lines sent"):
-        out = workplace.headway("show", run.path, "--sync").out
-        assert sent in out
+        out = workplace.headway("show", run.path, "--sync").expect(0).out
+        assert f"mlflow       {sent}" in out
+        assert "tensorboard  0 lines sent" in out
+        assert f"wandb        0 lines sent to its offline files; {run.dir.name} is offline" in out
         assert held(run, "mlflow") == before
     (_version,) = mlflow_client(run.path).search_model_versions("name = 'tracked'")
+
+
+def test_a_checkpoint_and_its_export_are_judged_as_the_run_judged_them(tracked: tuple[Workplace, Run]) -> None:
+    """The run's own ranks and sums, so to the last bit; the export is the same weights in the same precision."""
+    workplace, run = tracked
+    said = run.evaluations()
+    for target, step in ((run.path, STEPS), (run.path, 2 * EVERY), (run.path / "export", STEPS)):
+        words = ["--step", str(step)] if target == run.path else []
+        found = json.loads(workplace.headway("evaluate", target, *words, "--json").expect(0).out)
+        assert found["held_out"] == {k: v for k, v in said[step].items() if k in found["held_out"]}
+        assert found["step"] == step
+        assert (run.path / "evaluations" / f"{found['sha256'][:16]}.json").is_file()
+    shown = workplace.headway("show", run.path).expect(0).out
+    assert "evaluated" in shown
+    assert f"step-{2 * EVERY:08d}, " in shown
+    missing = workplace.headway("evaluate", run.path, "--step", "5").expect(6)
+    assert "there is no complete checkpoint of step 5" in missing.err

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headway.data.seam import ProgressReporter
     from headway.diagnose.judge import Diagnosis
     from headway.plan.schema import Plan
+    from headway.run.evaluations import Evaluation
     from headway.run.summary import RunSummary
 
 
@@ -245,6 +246,27 @@ def export(run: str | None, step: int | None = None, out: Path | None = None) ->
     from headway.api import delivering
 
     return delivering.export(found, step, out)
+
+
+def evaluate(
+    target: str,
+    *,
+    step: int | None = None,
+    held_out: bool = True,
+    tasks: Sequence[str] = (),
+    tasks_folder: Path | None = None,
+    limit: int | None = None,
+) -> tuple[Evaluation, Path]:
+    """Judge a run's checkpoint, or a model folder, on its held-out data and on tasks of lm-evaluation-harness.
+
+    Returns the figures and the file that holds them. Raises UserError, DataError, MissingExtra: see `evaluating`.
+    """
+    found = Path(target) if Path(target).is_dir() else find_run(target)
+    from headway.export import evaluating
+    from headway.export.harness import HarnessRequest
+
+    asked = HarnessRequest(tuple(tasks), tasks_folder, limit) if tasks else None
+    return evaluating.evaluate(found, evaluating.EvaluationRequest(step, held_out, asked))
 
 
 def generate(target: str, prompt: str, *, max_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:

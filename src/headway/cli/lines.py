@@ -7,11 +7,15 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.cli.seam import Outcome, Record, Report
 from headway.cli.state import Figure, number
 from headway.run.paths import RunDir
 from headway.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from headway.run.evaluations import Evaluation
 
 _SHORT = {"grad norm": "grad", "waiting for data": "wait", "memory": "mem", "checkpoint": "ckpt"}
 
@@ -165,6 +169,17 @@ def headline(outcome: Outcome) -> str:
     tokens = f", {format_count(outcome.tokens)} tokens" if outcome.tokens else ""
     steps = f"{outcome.step} step{'' if outcome.step == 1 else 's'}"
     return f"{_ENDINGS[outcome.state]}: {steps}{tokens} in {format_seconds(outcome.seconds)}"
+
+
+def evaluated_rows(found: Evaluation) -> list[tuple[str, str]]:
+    """(held out or the task, its figures) of an evaluation that stands in a file."""
+    rows = [("held out", evaluation_text(found.held_out))] if found.held_out else []
+    for name, metrics in found.tasks.items():
+        values = [f"{k} {v:.4g}" for k, v in metrics.items() if "stderr" not in k and k != "sample_len"]
+        rows.append((name, "  ".join(values)))
+    if found.settings.get("chat_template"):
+        rows.append(("chat template", "applied in the tasks"))
+    return rows
 
 
 def where_things_are(outcome: Outcome) -> list[tuple[str, str]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli import tables
-from headway.cli.lines import evaluation_text, event_lines, how_to_call, printable
+from headway.cli.lines import evaluated_rows, evaluation_text, event_lines, how_to_call, printable
 from headway.cli.state import number
 from headway.errors import EXIT_OK, HeadwayError, UserError
+from headway.run.evaluations import read_all
 from headway.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def one(name: str | None, *, as_json: bool) -> int:
             (c.name, format_bytes(c.bytes), _date(c.time), "" if c.complete else "INCOMPLETE") for c in run.checkpoints
         ]
         tables.print_columns(("", "size", "saved", ""), rows)
+    if evaluations := read_all(run.path):
+        tables.print_title("evaluated")
+        for found in evaluations:
+            print(f"  {found.what}, {found.sha256[:16]}, {_date(found.time)}")
+            tables.print_pairs(evaluated_rows(found))
     lines = [line for event in run.events if event.get("event") not in ("sample", "sample_data", "failed")
              for line in event_lines(event)]  # fmt: skip
     if lines:

@@ -256,6 +256,42 @@ def _generate(options: Namespace) -> int:
     return EXIT_OK
 
 
+def _evaluate_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="RUN_OR_MODEL", help="a run (its newest checkpoint), or an exported folder")
+    parser.add_argument("--step", type=int, metavar="N", help="of a run: the checkpoint of this step")
+    parser.add_argument("--tasks", type=_names, default=(), metavar="A,B", help="tasks of lm-evaluation-harness")
+    parser.add_argument("--tasks-folder", type=Path, metavar="FOLDER", help="of task files of your own")
+    parser.add_argument("--limit", type=int, metavar="N", help="documents of each task; default: all")
+    parser.add_argument("--no-held-out", action="store_true", help="tasks only, not the held-out data")
+    _json_option(parser)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _evaluate(options: Namespace) -> int:
+    from headway import api
+    from headway.cli import tables
+    from headway.cli.lines import evaluated_rows
+
+    found, path = api.evaluate(
+        options.target,
+        step=options.step,
+        held_out=not options.no_held_out,
+        tasks=options.tasks,
+        tasks_folder=options.tasks_folder,
+        limit=options.limit,
+    )
+    if options.json:
+        print_json(asdict(found))
+    else:
+        print(f"{found.what}, {found.sha256[:16]}")
+        tables.print_pairs(evaluated_rows(found))
+        print(f"kept in {path}")
+    return EXIT_OK
+
+
 def _data_build_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="RUN_FILE")
     parser.add_argument("--plain", action="store_true", help="plain lines, as when the output is no terminal")
@@ -405,6 +441,14 @@ VERBS: tuple[Verb, ...] = (
         ('headway generate quickstart --prompt "def main("',),
         _generate_arguments,
         _generate,
+        more=True,
+    ),
+    Verb(
+        "evaluate",
+        "judge a checkpoint or model on held-out data and on tasks of lm-evaluation-harness",
+        ("headway evaluate quickstart", "headway evaluate ./my-model --tasks hellaswag,my_task --tasks-folder tasks"),
+        _evaluate_arguments,
+        _evaluate,
         more=True,
     ),
     Verb(

@@ -10,6 +10,7 @@ Credentials are MLflow's own (MLFLOW_TRACKING_TOKEN, ...), taken from the enviro
 
 from __future__ import annotations
 
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ from mlflow.exceptions import MlflowException
 from headway.errors import UserError
 from headway.run.paths import RunDir
 from headway.track.record import export_facts, identity, parameters, texts
+
+for _name in ("mlflow", "alembic"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 _ID = "headway.id"
 _OUTCOMES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

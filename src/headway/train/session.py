@@ -19,13 +19,13 @@ from headway.run.lock import stop_requested
 from headway.run.paths import RunDir
 from headway.run.record import read_record, write_record
 from headway.run.summary import evaluation_at
-from headway.task.metrics import bits_per_byte
 from headway.task.seam import Batch
 from headway.train import finish
 from headway.train.build import Parts, build, documents, held_out, step_loader
 from headway.train.context import RankContext
+from headway.train.evaluation import held_out_figures
 from headway.train.first_step import FirstStep, compare, plain_first_step
-from headway.train.loop import Hooks, mean_loss, train
+from headway.train.loop import Hooks, train
 from headway.train.peak import matmul_flops
 from headway.train.progress import Progress
 from headway.train.reporter import Reporter, SilentReporter
@@ -159,12 +159,7 @@ class Session:
             return
         started = time.monotonic()
         totals = parts.engine.evaluate(held_out(parts))
-        figures = parts.task.metrics(totals)
-        facts = self.plan.facts
-        if facts.eval_bytes and "loss" in totals.sums:
-            figures["bits_per_byte"] = bits_per_byte(totals.sums["loss"], facts.eval_bytes)
-            figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
-        figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in parts.task.terms.items()}))
+        figures = held_out_figures(self.plan, parts.task, totals)
         self._evaluation = figures
         self.reporter.event("evaluation", step=step, seconds=time.monotonic() - started, **figures)
 
