@@ -100,7 +100,10 @@ class ModelConfig(Section):
 class SourceConfig(Section):
     """Where documents come from. A glob or a list of globs is short for `paths`."""
 
-    kind: str = Field(default="auto", description="text, jsonl, csv, parquet or synthetic; auto: by the files' ending.")
+    kind: str = Field(
+        default="auto",
+        description="text, jsonl, csv, parquet, arrow, tar, tfrecord or synthetic; auto: by the files' ending.",
+    )
     paths: Texts = Field(
         default=(), description="Files, folders and globs, relative to the run file.", examples=["corpus/**/*.txt"]
     )

@@ -13,6 +13,7 @@ from typing import Any
 from headway.config.schema import SourceConfig
 from headway.data.paths import expand, locate
 from headway.data.seam import Document, InputFile, Skip
+from headway.data.unpacking import TEXT_PER_BYTE, is_compressed, open_unpacked, undamaged
 from headway.errors import DataError, Problem
 
 BLANK_LINES = r"(?:\r?\n[ \t]*){2,}"
@@ -76,7 +77,7 @@ class FileSource:
         return [file.name for file in self.found]
 
     def size_bytes(self, shard: str) -> int:
-        return self.path(shard).stat().st_size
+        return self.path(shard).stat().st_size * (TEXT_PER_BYTE if is_compressed(shard) else 1)
 
     def path(self, name: str) -> Path:
         return locate(name, self.base)
@@ -118,7 +119,14 @@ class TextFiles(FileSource):
             raise DataError(problems=[Problem(f"{key}.options.split", rule, split)]) from error
 
     def documents(self, shard: str) -> Iterator[Document | Skip]:
-        raw = self.path(shard).read_bytes()
+        for raw in undamaged(self._content(shard), shard, self.key):
+            yield from self._pieces(shard, raw)
+
+    def _content(self, shard: str) -> Iterator[bytes]:
+        with open_unpacked(self.path(shard)) as file:
+            yield file.read()
+
+    def _pieces(self, shard: str, raw: bytes) -> Iterator[Document | Skip]:
         try:
             text = raw.decode(self.encoding)
         except UnicodeDecodeError as error:

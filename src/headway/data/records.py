@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from headway.config.schema import SourceConfig
 from headway.data.files import FileSource
 from headway.data.seam import Document, Skip
 from headway.data.shapes import TEXT, Keys, columns, every_column, readable
+from headway.data.unpacking import TEXT_PER_BYTE, ending, is_compressed, open_unpacked, undamaged
 from headway.errors import DataError, Problem
 
 JSONL_SHARD_BYTES = 2**20
@@ -77,6 +79,9 @@ class JsonLines(RecordSource):
         names: list[str] = []
         for file in self.found:
             size = file.path.stat().st_size
+            if is_compressed(file.name):  # one part: it is read from its start only
+                names.append(f"{file.name}#0-{size * TEXT_PER_BYTE}")
+                continue
             starts = range(0, max(size, 1), JSONL_SHARD_BYTES)
             names += [f"{file.name}#{start}-{min(start + JSONL_SHARD_BYTES, size)}" for start in starts]
         return names
@@ -87,7 +92,13 @@ class JsonLines(RecordSource):
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         name, start, end = _parse_part(shard)
-        with self.path(name).open("rb") as lines:
+        if is_compressed(name):
+            yield from undamaged(self._lines(name, 0, sys.maxsize), name, self.key)
+        else:
+            yield from self._lines(name, start, end)
+
+    def _lines(self, name: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        with open_unpacked(self.path(name)) as lines:
             offset, number = start, 0
             if start:
                 # The line that crosses the border belongs to the part before.
@@ -154,11 +165,15 @@ class Csv(RecordSource):
     option_names = FileSource.option_names | {"delimiter"}
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        yield from undamaged(self._rows(shard), shard, self.key)
+
+    def _rows(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         path = self.path(shard)
-        delimiter = self.option("delimiter", "\t" if path.suffix.lower() == ".tsv" else ",")
+        delimiter = self.option("delimiter", "\t" if ending(shard) == ".tsv" else ",")
         # Undecodable bytes become lone surrogates, so that only their own row is lost.
-        with path.open(encoding=self.encoding, errors="surrogateescape", newline="") as text:
+        raw = open_unpacked(path)
+        with io.TextIOWrapper(raw, encoding=self.encoding, errors="surrogateescape", newline="") as text:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True)
             while True:
                 try:
@@ -177,7 +192,7 @@ class Csv(RecordSource):
         """The first bad byte at or before the row's last line, found by reading the file again."""
         offset = 0
         bad = (line_number, 0, 0)
-        with path.open("rb") as lines:
+        with open_unpacked(path) as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     line.decode(self.encoding)

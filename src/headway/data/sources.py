@@ -8,15 +8,18 @@ from pathlib import Path, PurePosixPath
 
 from headway import registry
 from headway.config.schema import SourceConfig
+from headway.data.archives import ARROW_ENDINGS, Arrow, Tar, TfRecord
 from headway.data.files import TextFiles
 from headway.data.paths import expand
 from headway.data.records import Csv, JsonLines, Parquet, RecordSource
 from headway.data.seam import DataSource, InputFile
 from headway.data.shapes import TEXT, Found, Keys, detect, expected
 from headway.data.synthetic import Synthetic
+from headway.data.unpacking import ending, is_compressed
 from headway.errors import DataError, Problem
 
-__all__ = ["Csv", "JsonLines", "Parquet", "Synthetic", "TextFiles", "concrete", "open_source", "with_shape"]
+__all__ = ["Arrow", "Csv", "JsonLines", "Parquet", "Synthetic", "Tar", "TextFiles", "TfRecord"]
+__all__ += ["concrete", "open_source", "with_shape"]
 
 KIND_OF_ENDING = {
     ".jsonl": "jsonl",
@@ -25,11 +28,16 @@ KIND_OF_ENDING = {
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
+    ".tar": "tar",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    **dict.fromkeys(ARROW_ENDINGS, "arrow"),
 }
-_COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"})
-_NOT_TEXT = frozenset(
-    {".pdf", ".docx", ".doc", ".epub", ".arrow", ".bin", ".npy", ".pt", ".safetensors", ".png", ".jpg"}
-)
+_PACKED = frozenset({".zip", ".7z", ".rar"})
+_NOT_TEXT = frozenset({".pdf", ".docx", ".doc", ".epub", ".bin", ".npy", ".pt", ".safetensors", ".png", ".jpg"})
+# Beside the Arrow files of a folder that datasets' save_to_disk wrote.
+_OF_SAVED_DATASETS = frozenset({"state.json", "dataset_info.json", "dataset_dict.json"})
+_WHOLE = ("parquet", "arrow")  # read by parts of their own, so not through a stream that unpacks
 
 
 def concrete(config: SourceConfig, base: Path, key: str) -> SourceConfig:
@@ -48,9 +56,14 @@ def concrete(config: SourceConfig, base: Path, key: str) -> SourceConfig:
     exclude = config.options.get("exclude", ())
     files = expand(config.paths, base, (exclude,) if isinstance(exclude, str) else exclude, key)
     by_kind: dict[str, list[InputFile]] = defaultdict(list)
+    saved = any(PurePosixPath(file.name).suffix == ".arrow" for file in files)
     for file in files:
-        ending = PurePosixPath(file.name).suffix.lower()
-        by_kind["" if ending in _COMPRESSED | _NOT_TEXT else KIND_OF_ENDING.get(ending, "text")].append(file)
+        last = ending(file.name)
+        kind = KIND_OF_ENDING.get(last, "text")
+        if saved and PurePosixPath(file.name).name in _OF_SAVED_DATASETS:
+            continue
+        unreadable = last in _PACKED | _NOT_TEXT or (kind in _WHOLE and is_compressed(file.name))
+        by_kind["" if unreadable else kind].append(file)
     problems = [_unreadable(file, key) for file in by_kind.pop("", [])[:20]]
     if len(by_kind) > 1:
         problems.append(_mixed(by_kind, key))
@@ -93,11 +106,12 @@ def open_source(config: SourceConfig, base: Path, key: str = "data.train") -> Da
 
 
 def _unreadable(file: InputFile, key: str) -> Problem:
-    ending = PurePosixPath(file.name).suffix.lower()
-    if ending in _COMPRESSED:
-        return Problem(f"{key}.paths", "compressed files are not read", file.name, "unpack it, and name what was in it")
-    rule = f"a {ending} file holds no plain text"
-    fix = f"leave it out with {key}.options.exclude: ['*{ending}'], or say {key}.kind: text if it is text all the same"
+    last = ending(file.name)
+    if last in _PACKED or is_compressed(file.name):
+        rule = "is packed in a way that is not read"
+        return Problem(f"{key}.paths", rule, file.name, "unpack it, and name what was in it")
+    rule = f"a {last} file holds no plain text"
+    fix = f"leave it out with {key}.options.exclude: ['*{last}'], or say {key}.kind: text if it is text all the same"
     return Problem(f"{key}.paths", rule, file.name, fix)
 
 
