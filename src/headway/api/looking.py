@@ -41,7 +41,10 @@ def diagnose(path: Path) -> Diagnosis | None:
         from headway.api.relieving import relief
 
         fix = relief(run, host=found.name != "cuda-out-of-memory")
-        found = replace(found, fix=f"headway train {fix}" if fix else found.fix)
+        if fix and found.name == "killed":
+            found = replace(found, fix=f"dmesg -T | grep -i 'killed process'; if it was memory: headway train {fix}")
+        elif fix:
+            found = replace(found, fix=f"headway train {fix}")
     return found
 
 
