@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.plans import LAPTOP, SMALL, plan_of
+from headway.api.outlooks import Inquiry
 from headway.check.report import Report, Verdict, green, red
 from headway.cli.main import main
 from headway.cli.seam import ExportResult, Screen
@@ -82,19 +83,22 @@ def test_init_writes_the_starter_and_the_reference(capsys: pytest.CaptureFixture
 
 
 def test_plan_prints_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = stand_in(monkeypatch, "plan", planned())
+    calls = stand_in(monkeypatch, "look_ahead", (planned(), None))
     assert main(["plan", "run.yaml", "train.seed=1", "--reasons", "--set", "name=x y", "train.compile=true"]) == 0
-    assert calls.positional == (Path("run.yaml"), ["train.seed=1", "train.compile=true", "name=x y"])
+    overrides = ["train.seed=1", "train.compile=true", "name=x y"]
+    assert calls.positional == (Inquiry(file=Path("run.yaml"), overrides=overrides),)
     out = capsys.readouterr().out
-    for part in ("zero-2", "memory of one process", "checks: 1 of 1 are green", PLAN.reasons["strategy"]):
+    for part in ("zero-2", "every reason", "checks: 1 of 1 are green", PLAN.reasons["strategy"]):
         assert part in out
     assert "headway train run.yaml train.seed=1 train.compile=true 'name=x y'" in out
     assert main(["plan", "run.yaml"]) == 0
-    assert PLAN.reasons["strategy"] not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert PLAN.reasons["strategy"] in out
+    assert PLAN.reasons["launch.threads"] not in out
 
 
 def test_plan_explains_one_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in(monkeypatch, "plan", planned())
+    stand_in(monkeypatch, "look_ahead", (planned(), None))
     assert main(["plan", "run.yaml", "--explain", "batch.micro_batch"]) == 0
     out = capsys.readouterr().out
     assert out == f"batch.micro_batch = 8\n    {PLAN.reasons['batch.micro_batch']}\n"
@@ -103,7 +107,7 @@ def test_plan_explains_one_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_plan_with_a_red_finding_ends_like_train_would(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in(monkeypatch, "plan", planned(red("disk", "full", "free some")))
+    stand_in(monkeypatch, "look_ahead", (planned(red("disk", "full", "free some")), None))
     assert main(["plan", "run.yaml"]) == 4
     out = capsys.readouterr().out
     assert "red: disk: full" in out

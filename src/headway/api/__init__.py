@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from headway.api.outlooks import Inquiry
     from headway.api.preparing import Planned
     from headway.certify.schema import Certificate
     from headway.check.hosts import HostsRequest
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from headway.cli.seam import Comparison, ExportResult, Screen
     from headway.data.seam import ProgressReporter
     from headway.diagnose.judge import Diagnosis
+    from headway.facts.clusterfile import ClusterFile, Learned
+    from headway.plan.outlook import Outlook
     from headway.plan.schema import Plan
     from headway.run.evaluations import Evaluation
     from headway.run.summary import RunSummary
@@ -32,6 +35,32 @@ def plan(path: Path, overrides: Sequence[str] = ()) -> Planned:
     from headway.api import preparing
 
     return preparing.planned(path, overrides, build=False)
+
+
+def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
+    """As `plan`, for this machine or another, with memory, time, cost and alternatives; needs no GPU."""
+    from headway.api import outlooks
+
+    return outlooks.look_ahead(inquiry)
+
+
+def calibrate(
+    out: Path | None = None, *, device: Literal["auto", "cpu", "cuda"] = "auto", name: str = ""
+) -> tuple[ClusterFile, Path]:
+    """Measure this machine and write a cluster file; without `out` where `look_ahead` finds it again.
+
+    Raises PlanError where the device is absent, WorkerFailed where a rank could not measure.
+    """
+    from headway.api import calibrating
+
+    return calibrating.write_calibrated(out, device, name)
+
+
+def learn(runs: Sequence[str], cluster: Path | None = None) -> tuple[Path, Learned]:
+    """Correct a cluster file (the one that `calibrate` wrote here) by what runs measured. Raises UserError."""
+    from headway.api import learning
+
+    return learning.learn([find_run(run) for run in runs], cluster)
 
 
 def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:

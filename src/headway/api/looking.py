@@ -41,10 +41,7 @@ def diagnose(path: Path) -> Diagnosis | None:
         from headway.api.relieving import relief
 
         fix = relief(run, host=found.name != "cuda-out-of-memory")
-        if fix and found.name == "killed":
-            found = replace(found, fix=f"dmesg -T | grep -i 'killed process'; if it was memory: headway train {fix}")
-        elif fix:
-            found = replace(found, fix=f"headway train {fix}")
+        found = replace(found, fix=f"headway train {fix}" if fix else found.fix)
     return found
 
 

@@ -11,7 +11,6 @@ from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run, load_text
 from headway.config.schema import RunConfig, TokenizerConfig
-from headway.data import peek
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.reading import Reading
@@ -22,7 +21,7 @@ from headway.facts.adapters import with_adapter
 from headway.facts.cluster import probe_cluster
 from headway.facts.labels import has_labels, with_labels
 from headway.facts.model_config import ModelOrigin, resolve_model
-from headway.facts.schema import DataFacts, ModelShape
+from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
 from headway.facts.shape import OwnModel, probe_own, shape_of
 from headway.model.identity import weights_identity
 from headway.plan.make import AllFacts, make_plan
@@ -85,8 +84,12 @@ def look_at_data(loaded: LoadedRun) -> DataFacts:
 
 def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Plan:
     """Gather the machine's and the model's facts and make the plan."""
+    return make_plan(loaded, gather_facts(loaded, data, probe_cluster(loaded.config.launch.device), name))
+
+
+def gather_facts(loaded: LoadedRun, data: DataFacts, cluster: ClusterFacts, name: str | None = None) -> AllFacts:
+    """Everything that the plan follows from, for the machine `cluster`."""
     config = loaded.config
-    cluster = probe_cluster(config.launch.device)
     task = config.task.kind
     origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base, task=task)
     model_config, fresh_head = origin.config, False
@@ -102,7 +105,7 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
         require_extra("adapter", config.adapter.kind)
         shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
         base = weights_identity(origin.path, Path(config.data.cache).absolute()) if origin.path else ""
-    facts = AllFacts(
+    return AllFacts(
         cluster=cluster,
         shape=shape,
         data=data,
@@ -115,7 +118,6 @@ def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Pla
         fresh_head=fresh_head,
         code=code,
     )
-    return make_plan(loaded, facts)
 
 
 def _own_names(config: RunConfig) -> list[Named]:
@@ -157,9 +159,7 @@ def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[
 
 def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
     """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
-    # The build reads every byte; before it, a look at each file's beginning.
-    given = {"text": lambda: peek.text("text", loaded)} if plan.facts.estimated else {}
-    report = run_checks(plan, loaded, folder, given=given)
+    report = run_checks(plan, loaded, folder)
     used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
     return Planned(plan.model_copy(update={"forced": used}), report.forced(force), loaded)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.api import certifying
+from headway.api.learning import promise
 from headway.api.preparing import Planned
 from headway.certify import shelf
 from headway.certify.schema import Certificate
@@ -72,7 +73,8 @@ def origin_of(planned: Planned, certificate: Certificate | None) -> dict[str, An
     proof = None if certificate is None else {"id": certificate.id, "valid": certificate.valid}
     loaded = planned.loaded
     file = {"path": str(loaded.path.resolve()), "overrides": list(loaded.overrides)}
-    return {"plan": describe_plan(planned.plan), "run_file": file, "certificate": proof}
+    promised = promise(planned.plan)
+    return {"plan": describe_plan(planned.plan), "run_file": file, "certificate": proof, "forecast": promised}
 
 
 def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:

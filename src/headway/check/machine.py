@@ -15,8 +15,9 @@ from headway.check.report import Verdict, green, red, yellow
 from headway.check.subject import Subject
 from headway.facts.cluster import list_gpus
 from headway.launch.ports import is_free
-from headway.plan.memory import GIB, host_limit_bytes, moments_of, used_bytes
+from headway.plan.memory import GIB, host_limit_bytes, used_bytes
 from headway.plan.schema import Plan
+from headway.plan.storage import checkpoint_bytes
 from headway.units import format_bytes
 
 _EXPORT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -59,12 +60,6 @@ def host_memory(name: str, subject: Subject) -> Verdict:
     figures = f"{used / GIB:.1f} of {limit / GIB:.1f} GiB of host memory"
     fix = "offload less: strategy.offload=null, or a higher ZeRO stage on more GPUs"
     return green(name, figures) if used <= limit else red(name, figures, fix)
-
-
-def checkpoint_bytes(plan: Plan) -> int:
-    """One checkpoint: the fp32 weights (of an adapter: its own) and the optimizer's moments."""
-    stored = plan.shape.trainable_parameters if plan.adapter else plan.shape.parameters
-    return 4 * stored + 4 * moments_of(plan.optimizer) * plan.shape.trainable_parameters
 
 
 def disk(name: str, subject: Subject) -> Verdict:

@@ -101,11 +101,13 @@ def _is_override(word: str) -> bool:
 
 
 def _collect_overrides(options: argparse.Namespace, extra: list[str]) -> None:
-    """A KEY=VALUE that argparse took for the optional run is an override too."""
-    run = getattr(options, "run_name", None)
-    taken = [run] if isinstance(run, str) and _is_override(run) else []
-    if taken:
-        options.run_name = None
+    """A KEY=VALUE that argparse took for the optional run or file is an override too."""
+    taken: list[str] = []
+    for name in ("run_name", "file"):
+        word = getattr(options, name, None)
+        if isinstance(word, str) and _is_override(word):
+            taken.append(word)
+            setattr(options, name, None)
     options.overrides = [*taken, *extra, *options.set]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli import tables
+from headway.cli.account import account_rows
 from headway.cli.lines import evaluated_rows, evaluation_text, event_lines, how_to_call, printable
 from headway.cli.state import number
 from headway.errors import EXIT_OK, HeadwayError, UserError
@@ -149,6 +150,8 @@ def comparison(run: RunSummary, plan: Plan | None) -> list[tuple[str, str, str, 
         planned = learning_rate(plan.schedule, run.step)
         remark = _remark("learning rate", differences) or ("" if planned == lr else "DIFFERS")
         rows.append((f"learning rate, step {run.step}", f"{planned:.6g}", f"{lr:.6g}", remark))
+    if run.forecast and run.actual:
+        return [*rows, *account_rows(run)]
     peak = number(run.last, "memory_peak_bytes")
     if plan is not None and peak is not None:
         from headway.plan.memory import used_bytes

@@ -68,17 +68,14 @@ def print_next(commands: Sequence[str]) -> None:
 
 
 def print_plan(plan: Plan, *, reasons: bool) -> None:
-    """The plan, memory by item, and with `reasons` why each value is so and why other strategies are not."""
-    from headway.plan.explain import memory_rows, note_texts, rejected_rows, summary_rows
+    """The plan's values, each with its reason; with `reasons` every value of it, not only the chief ones."""
+    from headway.plan.explain import note_texts, reason_rows, summary_rows
 
     print(f"plan of {plan.name}")
-    rows = summary_rows(plan)
-    print_pairs(rows if reasons else [row[:2] for row in rows])
-    print_title("memory of one process")
-    print_lines(aligned([("", "device", "host"), *memory_rows(plan)]))
-    if reasons and (rejected := rejected_rows(plan)):
-        print_title("not chosen")
-        print_pairs(rejected)
+    print_pairs([row for row in summary_rows(plan) if row[0] != "memory"])  # it has a section of its own
+    if reasons:
+        print_title("every reason")
+        print_pairs(reason_rows(plan))
     for text in note_texts(plan):
         print(f"note: {text}")
 

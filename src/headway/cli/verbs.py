@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headway.cli import doctor
+from headway.cli import doctor, planning
 from headway.cli.tables import print_json
-from headway.errors import EXIT_OK, CheckFailed, UserError
+from headway.errors import EXIT_OK, UserError
 
 
 @dataclass(frozen=True)
@@ -67,48 +66,6 @@ def _init(options: Namespace) -> int:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error
     print(f"wrote {path}\nnext:\n  edit it: your data, your model\n  headway plan {path}\n  headway train {path}")
     return EXIT_OK
-
-
-# --- plan ------------------------------------------------------------------------------------------------------------
-
-
-def _plan_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="RUN_FILE")
-    parser.add_argument("--reasons", action="store_true", help="say of every value why it is so")
-    parser.add_argument(
-        "--explain", metavar="KEY", help="one value or section with its reason, such as batch.micro_batch"
-    )
-    parser.add_argument(
-        "--check-only",
-        action="store_true",
-        help="print the checks alone; exit code 0: nothing to say, 1: warnings only, 2: something must be fixed",
-    )
-    _json_option(parser)
-
-
-def _plan(options: Namespace) -> int:
-    from headway import api
-    from headway.cli import tables
-
-    planned = api.plan(Path(options.file), options.overrides)
-    plan, report = planned.plan, planned.report
-    if options.check_only:
-        if options.json:
-            print_json(report.to_json() | {"exit_code": report.exit_code})
-        else:
-            tables.print_findings(report, every=True)
-        return report.exit_code
-    red = any(verdict.level == "red" for verdict in report.verdicts)
-    if options.explain:
-        tables.print_explained(plan, options.explain)
-    elif options.json:
-        print_json({"plan": plan.model_dump(mode="json"), "digest": plan.digest(), "checks": report.to_json()})
-    else:
-        tables.print_plan(plan, reasons=options.reasons)
-        tables.print_checks(report)
-        if not red:
-            tables.print_next([shlex.join(["headway", "train", options.file, *options.overrides])])
-    return CheckFailed.exit_code if red else EXIT_OK
 
 
 # --- train and resume ------------------------------------------------------------------------------------------------
@@ -365,13 +322,10 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "plan",
         "say what a run will do and need, and whether it can; starts nothing",
-        (
-            "headway plan run.yaml",
-            "headway plan run.yaml strategy=zero-3 --explain batch.micro_batch",
-            "headway plan run.yaml --check-only",
-        ),
-        _plan_arguments,
-        _plan,
+        planning.EXAMPLE,
+        planning.arguments,
+        planning.run,
+        planning.DESCRIPTION,
         takes_overrides=True,
     ),
     Verb(
@@ -426,6 +380,15 @@ VERBS: tuple[Verb, ...] = (
         doctor.arguments,
         doctor.run,
         doctor.DESCRIPTION,
+    ),
+    Verb(
+        "calibrate",
+        "measure this machine, so that plans for it are right",
+        planning.CALIBRATE_EXAMPLE,
+        planning.calibrate_arguments,
+        planning.calibrate,
+        planning.CALIBRATE_DESCRIPTION,
+        more=True,
     ),
     Verb(
         "stop",

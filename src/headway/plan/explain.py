@@ -122,6 +122,17 @@ def rejected_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
+def reason_rows(plan: Plan) -> list[Row]:
+    """(plan path, value, reason) of everything that was derived."""
+    values = dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))
+    skipped = (REJECTED, NOTES)
+    return [
+        (key, _text(values.get(key, "")), _worded(reason))
+        for key, reason in plan.reasons.items()
+        if not key.startswith(skipped)
+    ]
+
+
 def note_texts(plan: Plan) -> list[str]:
     """What the user should know of the model, that is no fault."""
     return [reason for key, reason in plan.reasons.items() if key.startswith(NOTES)]

@@ -50,10 +50,11 @@ def _check_devices(asked: LaunchConfig, cluster: ClusterFacts, ledger: Ledger) -
             rule = "this machine has no GPU that torch can use"
             ledger.refuse("launch.device", "cuda", rule, "launch.device=cpu")
         return
-    count = cluster.devices_per_host
+    count = cluster.devices_per_host * cluster.hosts
     for key, wanted in (("launch.gpus", asked.gpus), ("launch.processes", asked.processes)):
         if wanted is not None and wanted > count:
-            rule = f"this machine has {count} ({cluster.device_name}); one process runs on each"
+            who = "this machine has" if cluster.hosts == 1 else "these hosts have"
+            rule = f"{who} {count} ({cluster.device_name}); one process runs on each"
             ledger.refuse(key, wanted, rule, f"{key}={count}, or {on_cpu}")
 
 
@@ -61,8 +62,9 @@ def _gpu_processes(asked: LaunchConfig, cluster: ClusterFacts, ledger: Ledger, *
     if asked.gpus or asked.processes:
         ledger.because("launch.processes", "launch.gpus" if asked.gpus else "launch.processes")
         return asked.gpus or asked.processes or 1
-    ledger.because("launch.processes", "strategy: single" if single else "one process on every GPU of this machine")
-    return 1 if single else cluster.devices_per_host
+    where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} hosts"
+    ledger.because("launch.processes", "strategy: single" if single else f"one process on every GPU of {where}")
+    return 1 if single else cluster.devices_per_host * cluster.hosts
 
 
 def _cpu_processes(asked: LaunchConfig, cluster: ClusterFacts, ledger: Ledger, *, single: bool) -> int:

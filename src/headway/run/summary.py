@@ -54,6 +54,8 @@ class RunSummary:
     failure: str = ""  # of a failed or crashed run, as far as something was written
     exit_code: int | None = None  # of the last attempt; None while it runs or where nothing is known
     logs: tuple[Path, ...] = ()  # by rank
+    forecast: dict[str, Any] = field(default_factory=dict[str, Any])  # what the plan promised, from the record
+    actual: dict[str, Any] = field(default_factory=dict[str, Any])  # what the newest ended attempt took
 
 
 def summarise(run: RunDir) -> RunSummary:
@@ -63,6 +65,7 @@ def summarise(run: RunDir) -> RunSummary:
     last = metrics[-1] if metrics else {}
     plan = _dict(_json(run.plan).get("plan"))
     schedule = _dict(plan.get("schedule"))
+    record = _json(run.record)
     done = _last(events, "done") or {}
     launch = _launch(run, events)
     state = _state(run, events, launch)
@@ -89,6 +92,8 @@ def summarise(run: RunDir) -> RunSummary:
         failure=_failure(events, launch) if state in ("failed", "crashed") else "",
         exit_code=_exit_code(run, state, events, launch),
         logs=tuple(sorted(run.log_folder.glob("rank-*.log"), key=_rank_of)),
+        forecast=_dict(record.get("forecast")),
+        actual=_dict(record.get("actual")),
     )
 
 

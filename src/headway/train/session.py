@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from headway.run.record import read_record, write_record
 from headway.run.summary import evaluation_at
 from headway.task.seam import Batch
 from headway.train import finish
+from headway.train.actual import gather_actual
 from headway.train.build import Parts, build, documents, held_out, step_loader
 from headway.train.context import RankContext
 from headway.train.evaluation import held_out_figures
@@ -64,6 +66,7 @@ class Session:
             if self._is_judged_before(parts):
                 self._evaluate(parts, 0)
             reason = train(self.plan, parts.engine, loader, parts.progress, hooks)
+            self._account(parts)
             if reason is not None:
                 outcome = "stopped"
                 reporter.event("stopping", reason=reason, step=parts.progress.step)
@@ -137,10 +140,20 @@ class Session:
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.numerics.precision]
         self.reporter.peak_flops = matmul_flops(self.device, dtype)
 
+    def _account(self, parts: Parts) -> None:
+        """What this attempt took, beside what the plan said; collective."""
+        actual = gather_actual(parts.engine, self.run_dir, time.monotonic() - self.started)
+        self._note(actual=actual)
+
+    def _note(self, **fields: Any) -> None:
+        """Add to the record, if there is one; a full disk costs the note, not the run."""
+        if self.context.rank == 0 and self.run_dir.record.is_file():
+            with suppress(OSError):
+                write_record(self.run_dir, {**read_record(self.run_dir), **fields})
+
     def _note_comparison(self, fields: dict[str, Any]) -> None:
         self.reporter.event("first_step_compared", **fields)
-        if self.context.rank == 0 and self.run_dir.record.is_file():
-            write_record(self.run_dir, {**read_record(self.run_dir), "first_step": fields})
+        self._note(first_step=fields)
 
     def _asked_to_stop(self) -> str | None:
         """Rank 0's view of the disk and the clock; other ranks hear of it in the step's exchange."""

@@ -1,0 +1,144 @@
+"""`headway plan`: the plan of a run file, or of a model alone, on this machine or on one that is not at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from headway.api import preparing
+from headway.api.preparing import Planned
+from headway.check.checks import run_checks
+from headway.check.report import Report
+from headway.config.load import LoadedRun, load_run
+from headway.errors import ModelError, PlanError
+from headway.facts.cluster import probe_cluster
+from headway.facts.clusterfile import ClusterFile, read_cluster
+from headway.facts.hardware import machine_of
+from headway.facts.model_config import locate_pretrained, read_config
+from headway.facts.prices import SHIPPED, PriceTable, read_prices
+from headway.facts.schema import ClusterFacts
+from headway.facts.shape import shape_of
+from headway.facts.wanted import Wanted, wanted_cluster
+from headway.plan.degrees import NOTHING_ASKED, Asked
+from headway.plan.forecast import Basis
+from headway.plan.make import AllFacts, make_plan
+from headway.plan.outlook import Outlook, Question, outlook
+from headway.plan.schema import Plan
+from headway.plan.whatif import TOKENS_PER_PARAMETER, data_for, run_for
+
+# Where `headway calibrate` writes unless told otherwise: found again by every plan from the same folder.
+CALIBRATED = Path(".headway/cluster.yaml")
+# What a run file says of this machine does not hold for another.
+_ELSEWHERE = ("launch.gpus=null", "launch.processes=null", "launch.device=auto")
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What `headway plan` was asked. file or model, not both; on: see headway.facts.wanted."""
+
+    file: Path | None = None
+    model: str | None = None
+    overrides: Sequence[str] = ()
+    on: str | None = None
+    hosts: tuple[int, ...] = ()
+    prices: Path | None = None
+    host_memory_bytes: int | None = None
+    asked: Asked = NOTHING_ASKED
+
+
+def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
+    """The plan with its findings, and the outlook on it; None on this machine's GPUs where no table has them.
+
+    Raises the errors of `headway.api.plan`; PlanError for a machine or degrees that cannot be, or where nothing fits.
+    """
+    where = _where(inquiry)
+    loaded, facts = _facts(inquiry, where.facts)
+
+    def make(cluster: ClusterFacts) -> Plan:
+        return make_plan(loaded, replace(facts, cluster=cluster))
+
+    plan = make(where.facts)
+    if inquiry.model is not None:
+        assumed = f"what train.length reads; unless told, {TOKENS_PER_PARAMETER} tokens for each parameter"
+        plan = plan.model_copy(update={"reasons": plan.reasons | {"facts": assumed}})
+    here = inquiry.on is None and inquiry.file is not None
+    report = run_checks(plan, loaded, preparing.runs_root(loaded)) if here else Report(())
+    prices = read_prices(inquiry.prices or SHIPPED)
+    try:
+        basis = basis_of(where, prices)
+    except PlanError:
+        if inquiry.on is not None:
+            raise
+        return Planned(plan, report, loaded), None
+    question = Question(
+        train=loaded.config.train,
+        basis=basis,
+        make=make,
+        hosts=inquiry.hosts,
+        asked=inquiry.asked,
+        assumed=where.assumed,
+    )
+    return Planned(plan, report, loaded), outlook(plan, question)
+
+
+def _where(inquiry: Inquiry) -> Wanted:
+    if inquiry.on is not None:
+        return wanted_cluster(inquiry.on, inquiry.host_memory_bytes)
+    device = load_run(inquiry.file, inquiry.overrides).config.launch.device if inquiry.file else "auto"
+    facts = probe_cluster(device)
+    file = calibrated(facts)
+    return Wanted(facts, file, () if file else ("nothing was measured here: `headway calibrate` takes 20 seconds",))
+
+
+def calibrated(facts: ClusterFacts, path: Path = CALIBRATED) -> ClusterFile | None:
+    """The cluster file that `headway calibrate` wrote here, while it is of this very machine."""
+    if not path.is_file():
+        return None
+    file = read_cluster(path)
+    same = (file.device, file.device_name, file.devices_per_host) == (
+        facts.device, facts.device_name, facts.devices_per_host,
+    )  # fmt: skip
+    return file if same else None
+
+
+def basis_of(where: Wanted, prices: PriceTable) -> Basis:
+    file = where.file
+    machine = file.machine() if file else machine_of(where.facts)
+    price = (file.price if file else None) or prices.price_of(machine.device.name)
+    return Basis(machine, prices, price, file.rates if file else None, file.learned if file else None)
+
+
+def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts]:
+    elsewhere = _ELSEWHERE if inquiry.on is not None and cluster.device == "cuda" else ()
+    if inquiry.file is not None:
+        loaded = load_run(inquiry.file, [*inquiry.overrides, *elsewhere])
+        data = preparing.look_at_data(loaded)
+        return loaded, preparing.gather_facts(loaded, data, cluster)
+    if inquiry.model is None:
+        raise PlanError("there is nothing to plan", fix="name a run file, or a model: --model PATH_or_config.json")
+    config = model_config(inquiry.model)
+    shape = shape_of(config)
+    devices = cluster.hosts * cluster.devices_per_host if cluster.device == "cuda" else 1
+    loaded = run_for({"from": inquiry.model}, shape, [*inquiry.overrides, *elsewhere], devices)
+    data = data_for(loaded.config, shape.vocab)
+    name = Path(inquiry.model).absolute()
+    called = name.parent.name if name.name == "config.json" else name.stem
+    return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model)
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The transformers config behind a folder, a config.json or a Hub id. Raises ModelError where there is none."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        return read_config(locate_pretrained(name, None, Path())[0])
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", fix="give a model's config.json") from error
+    if not isinstance(config, dict) or not isinstance(cast("dict[str, Any]", config).get("model_type"), str):
+        fix = 'give a transformers config.json, which says for example "model_type": "llama"'
+        raise ModelError(f"{path} has no model_type", fix=fix)
+    return cast("dict[str, Any]", config)

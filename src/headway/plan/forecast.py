@@ -1,0 +1,173 @@
+"""What a plan will need and how long it will take, on the machine that it is asked of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headway.facts.clusterfile import Learned, Rates
+from headway.facts.hardware import Machine
+from headway.facts.prices import Price, PriceTable
+from headway.plan.calibrated import measured_times
+from headway.plan.estimate import estimate
+from headway.plan.memory import CUDA_HOST_BYTES, GIB, host_limit_bytes, moments_of, used_bytes
+from headway.plan.schema import MemoryItem, Plan
+from headway.plan.setting import AttentionKind, Degrees, Estimate, EstimateRequest, OptimizerFacts, Software, TimeItem
+from headway.plan.work import work_of
+
+# Nine of ten measured runs lie within this share of the estimate; a calibration of the machine itself does better.
+TIME_BAND, CALIBRATED_TIME_BAND = 0.25, 0.15
+_CPU_MEMORY_BAND = 0.10
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a forecast stands on beside the plan: the machine, what was measured and learnt of it, prices.
+
+    price: of one device of this machine; None where no table has it.
+    """
+
+    machine: Machine
+    prices: PriceTable
+    price: Price | None = None
+    rates: Rates | None = None
+    learned: Learned | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of the fullest device, and of one step of all. `items` add up to device_bytes; host figures are of one host.
+
+    low_bytes, high_bytes: the band of device_bytes. time_band: 0.1 means 10 % either way. mfu: None where no peak is
+    known.
+    """
+
+    items: tuple[MemoryItem, ...]
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    limit_bytes: int
+    host_bytes: int
+    host_limit_bytes: int
+    times: tuple[TimeItem, ...]
+    step_seconds: float
+    time_band: float
+    tokens_per_second: float
+    mfu: float | None
+
+    @property
+    def fits(self) -> bool:
+        return self.device_bytes <= self.limit_bytes and self.host_bytes <= self.host_limit_bytes
+
+    @property
+    def misfit(self) -> str:
+        """'93.4 of 79.1 GiB; activations 41.2'; of the host where that is what is too small."""
+        if self.device_bytes > self.limit_bytes:
+            largest = max(self.items, key=lambda item: item.device_bytes)
+            figures = f"{self.device_bytes / GIB:.1f} of {self.limit_bytes / GIB:.1f} GiB"
+            return f"{figures}; {largest.name} {largest.device_bytes / GIB:.1f}"
+        largest = max(self.items, key=lambda item: item.host_bytes)
+        figures = f"host memory {self.host_bytes / GIB:.0f} of {self.host_limit_bytes / GIB:.0f} GiB"
+        return f"{figures}; {largest.name} {largest.host_bytes / GIB:.1f} a process"
+
+
+def forecast(plan: Plan, basis: Basis) -> Forecast:
+    """Memory by the estimate of the device's kind; time by this machine's own rates where it was calibrated."""
+    found = _on_cpu(plan, basis) if plan.cluster.device == "cpu" else _on_gpu(plan, basis)
+    useful = plan.batch.global_sequences / plan.batch.slots  # the rest are fillers of zero count: time, but no tokens
+    found = replace(found, tokens_per_second=found.tokens_per_second * useful, mfu=found.mfu and found.mfu * useful)
+    if basis.learned is None:
+        return found
+    factor, larger = basis.learned.step_time, basis.learned.memory
+    sizes = {name: int(getattr(found, name) * larger) for name in ("device_bytes", "low_bytes", "high_bytes")}
+    return replace(
+        found,
+        **sizes,
+        items=tuple(item.model_copy(update={"device_bytes": int(item.device_bytes * larger)}) for item in found.items),
+        times=tuple(replace(item, seconds=item.seconds * factor) for item in found.times),
+        step_seconds=found.step_seconds * factor,
+        tokens_per_second=found.tokens_per_second / factor,
+        mfu=found.mfu and found.mfu / factor,
+    )
+
+
+def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
+    found = of_estimate(estimate(request_for(plan, basis.machine)))
+    process = MemoryItem(name="process, libraries and loader", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
+    per_host = min(plan.launch.processes, plan.cluster.devices_per_host)
+    whole = found.host_bytes + CUDA_HOST_BYTES * per_host
+    return replace(found, items=(*found.items, process), host_bytes=whole)
+
+
+def of_estimate(found: Estimate) -> Forecast:
+    return Forecast(
+        items=found.items,
+        device_bytes=found.device_bytes,
+        low_bytes=found.low_bytes,
+        high_bytes=found.high_bytes,
+        limit_bytes=found.limit_bytes,
+        host_bytes=found.host_bytes,
+        host_limit_bytes=found.host_limit_bytes or 2**62,
+        times=found.times,
+        step_seconds=found.step_seconds,
+        time_band=TIME_BAND,
+        tokens_per_second=found.tokens_per_second,
+        mfu=found.mfu,
+    )
+
+
+def _on_cpu(plan: Plan, basis: Basis) -> Forecast:
+    used, processes = used_bytes(plan.memory, plan.cluster), plan.launch.processes
+    tokens = plan.batch.slots * plan.data.sequence
+    if basis.rates is None:
+        found = estimate(request_for(plan, basis.machine))
+        times, seconds, band = found.times, found.step_seconds, 1.0  # a core's rate by its name alone is a guess
+    else:
+        times = measured_times(plan, basis.rates)
+        seconds, band = sum(item.seconds for item in times), CALIBRATED_TIME_BAND
+    flops = work_of(plan).flops * processes
+    peak = basis.rates.matmul_flops * processes if basis.rates else None
+    return Forecast(
+        items=plan.memory.items,
+        device_bytes=used,
+        low_bytes=int(used * (1 - _CPU_MEMORY_BAND)),
+        high_bytes=int(used * (1 + _CPU_MEMORY_BAND)),
+        limit_bytes=plan.memory.device_limit_bytes,
+        host_bytes=used * processes,
+        host_limit_bytes=host_limit_bytes(plan.cluster),
+        times=times,
+        step_seconds=seconds,
+        time_band=band,
+        tokens_per_second=tokens / seconds,
+        mfu=flops / seconds / peak if peak else None,
+    )
+
+
+def request_for(plan: Plan, machine: Machine, degrees: Degrees | None = None) -> EstimateRequest:
+    """The plan as the estimates take it; other `degrees` are what the engine does not have."""
+    strategy, numerics = plan.strategy, plan.numerics
+    kind = strategy.kind if strategy.kind in ("single", "ddp", "deepspeed") else "ddp"
+    kernels: dict[str, AttentionKind] = {"flash": "flash", "flex": "flash", "sdpa": "sdpa", "eager": "eager"}
+    return EstimateRequest(
+        shape=plan.shape,
+        machine=machine,
+        degrees=degrees or Degrees(data=plan.batch.data_parallel_size),
+        engine=kind,
+        stage=strategy.stage,
+        sequence=plan.data.sequence,
+        micro_batch=plan.batch.micro_batch,
+        accumulation=plan.batch.accumulation,
+        precision=numerics.precision,
+        tf32=numerics.tf32,
+        checkpointing="full" if numerics.activation_checkpointing else "none",
+        offload_optimizer=strategy.offload_optimizer,
+        offload_parameters=strategy.offload_parameters,
+        software=Software(
+            kernels="compiled" if numerics.compile else "eager",
+            attention=kernels[plan.model.attention],
+            loss="linear",
+            loss_chunk_tokens=numerics.loss_chunk_tokens,
+        ),
+        optimizer=OptimizerFacts(bytes_per_parameter=4.0 * moments_of(plan.optimizer)),
+        reduce_bucket_elements=strategy.reduce_bucket_elements,
+        prefetch_bucket_elements=strategy.prefetch_bucket_elements,
+    )

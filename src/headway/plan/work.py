@@ -1,0 +1,81 @@
+"""What one device has to do in one step, in the units that a calibration has rates for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.plan.memory import MemoryRequest, activation_bytes, logits_bytes
+from headway.plan.schema import Plan
+
+
+@dataclass(frozen=True)
+class Work:
+    """One device's part of one step.
+
+    flops: of matrix products, forward, backward and recomputed. stream_bytes: what autograd keeps, times the passes
+    that make it: a measure of all that moves through memory. layer_passes: layers x micro batches.
+    reduced_bytes: gradients that an all-reduce takes; gathered_bytes: weights that are gathered, each time.
+    """
+
+    flops: float
+    stream_bytes: float
+    layer_passes: int
+    updated_parameters: float
+    reduced_bytes: float
+    gathered_bytes: float
+    messages: int
+
+
+def work_of(plan: Plan) -> Work:
+    """Counted from the plan alone."""
+    shape, batch, numerics = plan.shape, plan.batch, plan.numerics
+    tokens = batch.micro_batch * plan.data.sequence
+    lookup = 0 if shape.tied else shape.vocab * shape.hidden
+    head = shape.vocab * shape.hidden
+    body = shape.parameters - lookup - head
+    passes = 8 if numerics.activation_checkpointing else 6
+    # Headway masks by document: on a CPU every score is computed, also the half that is masked away.
+    scores = 2 * passes * shape.layers * shape.heads * shape.head_dim * plan.data.sequence
+    flops = tokens * (passes * body + 6 * head + scores)
+    kept = _kept_bytes(plan) * (4 / 3 if numerics.activation_checkpointing else 1)
+    ranks = 1 if plan.strategy.kind == "single" else batch.data_parallel_size
+    zero = plan.strategy.stage if plan.strategy.kind == "deepspeed" else 0
+    element = 4 if numerics.precision == "fp32" else 2
+    gathers = (0, 1, 1, 2 * batch.accumulation)[zero] * (1.5 if zero == 3 and numerics.activation_checkpointing else 1)
+    reductions = batch.accumulation if zero >= 2 else 1
+    size = element * shape.trainable_parameters
+    return Work(
+        flops=flops * batch.accumulation,
+        stream_bytes=kept * batch.accumulation,
+        layer_passes=shape.layers * batch.accumulation,
+        updated_parameters=shape.trainable_parameters / (ranks if zero else 1),
+        reduced_bytes=size * reductions if ranks > 1 else 0,
+        gathered_bytes=element * shape.parameters * gathers if ranks > 1 else 0,
+        messages=shape.layers * batch.accumulation * (3 if zero == 3 else 1) if ranks > 1 else 0,
+    )
+
+
+def request_of(plan: Plan) -> MemoryRequest:
+    """The memory question that this plan answers."""
+    return MemoryRequest(
+        shape=plan.shape,
+        cluster=plan.cluster,
+        strategy=plan.strategy,
+        optimizer=plan.optimizer,
+        precision=plan.numerics.precision,
+        processes=plan.launch.processes,
+        micro_batch=plan.batch.micro_batch,
+        sequence=plan.data.sequence,
+        activation_checkpointing=plan.numerics.activation_checkpointing,
+        loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
+        attention=plan.model.attention,
+        adapter_dropout=plan.adapter is not None and plan.adapter.dropout > 0,
+        language=plan.task.kind != "classification",
+    )
+
+
+def _kept_bytes(plan: Plan) -> float:
+    """Activations of all layers and the logits, whether they are kept or made twice."""
+    whole = request_of(plan.model_copy(update={"numerics": plan.numerics.model_copy(
+        update={"activation_checkpointing": False})}))  # fmt: skip
+    return activation_bytes(whole) + logits_bytes(whole)

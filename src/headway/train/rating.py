@@ -1,0 +1,193 @@
+"""What this machine can do, measured through torch and its process group: `headway calibrate` starts it as ranks.
+
+All ranks measure at the same time, as they compute at the same time. Reads settings-N.json (plans) from the run
+directory and writes rates.json there. Nothing is trained that is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from headway.data.seam import Sample
+from headway.model.source import source_of
+from headway.parallel.collectives import barrier, exchange, sum_over_ranks, world
+from headway.parallel.seam import Engine
+from headway.plan.schema import Plan
+from headway.registry import resolve
+from headway.run.paths import RunDir
+from headway.task.seam import Batch
+from headway.train import environment
+from headway.train.context import RankContext, join, leave, seed_everything
+from headway.train.peak import flops_per_token, matmul_flops
+from headway.train.worker import StopSignals, as_rank
+
+RATES = "rates.json"
+SETTING = "setting-{}.json"
+_MIB = 1024**2
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DISK_BYTES = 128 * _MIB
+_LINK_BYTES = (4096, 64 * 1024, _MIB, 16 * _MIB, 64 * _MIB)
+_COPY_BYTES = {"cpu": 128 * _MIB, "cuda": 1024 * _MIB}  # beyond every cache
+_LEAST_STEPS, _MOST_STEPS = 3, 12
+
+
+def main(run_dir: str) -> int:
+    return as_rank(run_dir, _work)
+
+
+def _work(run: RunDir, _: StopSignals) -> None:
+    plans = [Plan.model_validate_json(path.read_text()) for path in sorted(run.path.glob(SETTING.format("*")))]
+    environment.prepare(plans[0].launch.device)
+    context = RankContext.from_environment()
+    device = join(context, plans[0])
+    job = json.loads((run.path / "job.json").read_text())
+    found = {
+        "process_bytes": max(exchange(psutil.Process().memory_info().rss)),
+        "matmul_flops": _slowest(matmul_flops(device, _DTYPES[plans[0].numerics.precision])),
+        "copy_bytes_per_second": _slowest(_copy_rate(device)),
+        "link": _link(device),
+        "host_bytes_per_second": _host_rate(device),
+        "disk_bytes_per_second": _disk_rate(Path(job["disk"])) if context.rank == 0 else None,
+        "steps": [],
+    }
+    barrier()
+    for plan in plans:
+        found["steps"].append(_step(plan, job["seconds_each"]))
+    if context.rank == 0:
+        temporary = run.path / f"{RATES}.tmp"
+        temporary.write_text(json.dumps(found))
+        temporary.replace(run.path / RATES)
+    leave()
+
+
+def _slowest(rate: float) -> float:
+    """Ranks go at the pace of the slowest."""
+    return min(exchange(rate))
+
+
+def _timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median seconds of one call."""
+    work()
+    seconds: list[float] = []
+    for _ in range(repeats):
+        _wait(device)
+        before = time.perf_counter()
+        work()
+        _wait(device)
+        seconds.append(time.perf_counter() - before)
+    return statistics.median(seconds)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and written a second by a copy that no cache holds."""
+    size = _COPY_BYTES[device.type]
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _timed(lambda: target.copy_(source), device, 5)
+
+
+def _link(device: torch.device) -> list[tuple[int, float]]:
+    """(bytes, seconds) of an all-reduce; [] where a rank is alone."""
+    if world()[1] == 1:
+        return []
+    found: list[tuple[int, float]] = []
+    for size in _LINK_BYTES:
+        tensor = torch.ones(size // 4, dtype=torch.float32, device=device)
+        barrier()
+        found.append((size, _timed(lambda tensor=tensor: dist.all_reduce(tensor), device, 5 if size > _MIB else 20)))
+    return found
+
+
+def _host_rate(device: torch.device) -> float | None:
+    """Bytes a second from pinned host memory to the device; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(256 * _MIB, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device=device)
+    return _slowest(source.numel() / _timed(lambda: target.copy_(source, non_blocking=True), device, 5))
+
+
+def _disk_rate(folder: Path) -> float | None:
+    """Bytes a second that reach the disk; None where it has no room."""
+    path = folder / f".headway-rate-{os.getpid()}"
+    block = os.urandom(_MIB)
+    try:
+        with path.open("wb") as file:
+            before = time.perf_counter()
+            for _ in range(_DISK_BYTES // _MIB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return _DISK_BYTES / (time.perf_counter() - before)
+    except OSError:
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _step(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Median seconds of one real training step, of the slowest rank, after one to warm up."""
+    seed_everything(plan.numerics.seed, world()[0])
+    task = resolve("task", plan.task.kind)(plan)
+    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source_of(plan), task, plan)
+    batches = [_batch(plan, task) for _ in range(plan.batch.accumulation)]
+
+    def step() -> None:
+        engine.train_step(batches, 1e-4, lambda means, norm: True)
+
+    step()
+    barrier()
+    taken: list[float] = []
+    started = time.perf_counter()
+    go_on = True
+    while go_on:
+        before = time.perf_counter()
+        step()
+        _wait(engine.device)
+        taken.append(time.perf_counter() - before)
+        over = len(taken) >= _LEAST_STEPS and time.perf_counter() - started > seconds
+        # Steps hold collectives, so all ranks must make as many.
+        go_on = len(taken) < _MOST_STEPS and not sum_over_ranks({"over": float(over)}, engine.device)["over"]
+    engine.close()
+    return {
+        "seconds": max(exchange(statistics.median(taken))),
+        "flops": flops_per_token(plan.shape, plan.data.sequence),
+        "steps": len(taken),
+    }
+
+
+def _batch(plan: Plan, task: Any) -> Batch:
+    """Windows of random tokens, each one document."""
+    sequence, rng = plan.data.sequence, np.random.default_rng(plan.numerics.seed)
+    samples = [
+        Sample(
+            index=index,
+            tokens=rng.integers(0, plan.shape.vocab, sequence),
+            labels=rng.integers(0, plan.shape.vocab, sequence),
+            positions=np.arange(sequence),
+            documents=np.zeros(sequence, dtype=np.int64),
+        )
+        for index in range(plan.batch.micro_batch)
+    ]
+    return task.collate(samples, sequence)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

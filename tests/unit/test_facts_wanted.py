@@ -1,0 +1,125 @@
+"""`--on`, cluster files and price files: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.errors import PlanError
+from headway.facts.clusterfile import ClusterFile, Rates, read_cluster, write_cluster
+from headway.facts.prices import SHIPPED, read_prices
+from headway.facts.wanted import HOST_MEMORY_SHARE, wanted_cluster
+
+GIB = 1024**3
+RATES = Rates(
+    precision="bf16",
+    matmul_flops=4e14,
+    layer_flops=3e14,
+    stream_bytes_per_second=1e12,
+    copy_bytes_per_second=2e12,
+    link_bytes_per_second=2e11,
+    host_bytes_per_second=5e10,
+)
+FILE = ClusterFile(
+    name="lab",
+    device="cuda",
+    device_name="NVIDIA H100 80GB HBM3",
+    hosts=2,
+    devices_per_host=4,
+    device_memory=79 * GIB,
+    host_memory=1000 * GIB,
+    bf16=True,
+    rates=RATES,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "devices", "name"),
+    [
+        ("8xH100-80GB", 1, 8, "H100-SXM5-80GB"),
+        ("H100", 1, 1, "H100-SXM5-80GB"),
+        ("4x8xA100-40GB", 4, 8, "A100-SXM4-40GB"),
+        ("2 x 4 x L40S", 2, 4, "L40S"),
+        ("64xA100-80GB", 8, 8, "A100-SXM4-80GB"),
+        ("1xV100", 1, 1, "V100-SXM2-16GB"),
+        ("2x72xGB200", 2, 72, "GB200"),
+    ],
+)
+def test_machines_by_name(text: str, hosts: int, devices: int, name: str) -> None:
+    facts = wanted_cluster(text).facts
+    assert (facts.hosts, facts.devices_per_host, facts.device_name) == (hosts, devices, name)
+    assert facts.host_memory_bytes == pytest.approx(HOST_MEMORY_SHARE * devices * facts.device_memory_bytes, rel=1e-6)
+    assert facts.bf16 == (name != "V100-SXM2-16GB")
+
+
+def test_host_memory_can_be_said() -> None:
+    wanted = wanted_cluster("8xH100", 2048 * GIB)
+    assert wanted.facts.host_memory_bytes == 2048 * GIB
+    assert wanted.assumed == ()
+    assert "--host-memory" in wanted_cluster("8xH100").assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8xH1000", ("is not in the table", "H100", "cluster file")),
+        ("12xH100", ("1x8xH100", "2x8xH100", "not a multiple")),
+        ("8", ("is no machine", "8xH100-80GB")),
+        ("0xH100", ("has no device",)),
+    ],
+)
+def test_what_is_no_machine(text: str, said: tuple[str, ...]) -> None:
+    with pytest.raises(PlanError) as caught:
+        wanted_cluster(text)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_a_cluster_file_comes_back_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    write_cluster(path, FILE)
+    assert read_cluster(path) == FILE
+    wanted = wanted_cluster(str(path))
+    assert wanted.file == FILE
+    assert wanted.facts.hosts == 2
+    machine = FILE.machine()
+    assert machine.devices == 8
+    assert machine.device.matmul_flops["bf16"] == 4e14  # measured, in place of the table's
+    assert machine.device.link_bytes_per_second == 2e11
+
+
+def test_a_device_that_no_table_has_needs_rates() -> None:
+    own = FILE.model_copy(update={"device_name": "Abacus 9000"})
+    assert own.machine().device.matmul_flops["bf16"] == 4e14
+    with pytest.raises(PlanError, match="not in the table"):
+        own.model_copy(update={"rates": None}).machine()
+
+
+def test_every_wrong_entry_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("name: lab\ndevice: tpu\ndevice_name: x\ndevices_per_host: 0\nhost_memory: 1 TiB\ncolour: red\n")
+    with pytest.raises(PlanError) as caught:
+        read_cluster(path)
+    places = {problem.key: problem.where for problem in caught.value.problems}
+    assert places["device"] == "lab.yaml:2"
+    assert places["devices_per_host"] == "lab.yaml:4"
+    assert places["colour"] == "lab.yaml:6"
+    assert "device_memory" in places
+
+
+def test_sizes_in_a_cluster_file_have_units(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    text = "name: lab\ndevice: cuda\ndevice_name: H100\ndevices_per_host: 8\ndevice_memory: 80 GiB\nhost_memory: 2TiB\n"
+    path.write_text(text)
+    assert read_cluster(path).device_memory == 80 * GIB
+    assert read_cluster(path).host_memory == 2048 * GIB
+
+
+def test_a_price_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(SHIPPED.read_text().replace("storage_gb_month: 0.023", "storage_gb_month: 0.5"))
+    assert read_prices(path).storage_gb_month == 0.5
+    path.write_text(SHIPPED.read_text().replace("share_of_price: 0.5", "share_of_price: 5"))
+    with pytest.raises(PlanError, match=r"spot\.share_of_price"):
+        read_prices(path)

@@ -1,0 +1,73 @@
+"""Rates from measured steps: synthetic machines are found again, and terms that nothing shows stay zero."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fakes.plans import LAPTOP, SMALL, plan_of
+from headway.api.calibrating import _ON_CPU, _ON_GPU, _plan, cluster_file
+from headway.facts.clusterfile import Rates
+from headway.facts.wanted import wanted_cluster
+from headway.plan.calibrated import measured_times
+from headway.plan.calibration import fit_terms, link_rate, terms_of
+from headway.plan.work import work_of
+
+MACHINE = (1 / 4e10, 1 / 3e9, 2e-4, 1 / 2e8)  # seconds of a FLOP, a kept byte, a layer, an updated parameter
+
+
+def test_a_synthetic_machine_is_found_again() -> None:
+    plans = [_plan(LAPTOP, setting) for setting in _ON_CPU]
+    works = [work_of(plan) for plan in plans]
+    seconds = [sum(a * b for a, b in zip(terms_of(work), MACHINE, strict=True)) for work in works]
+    assert fit_terms(works, seconds) == pytest.approx(MACHINE, rel=1e-3)
+    measured = {
+        "steps": [{"seconds": taken} for taken in seconds],
+        "matmul_flops": 5e10,
+        "copy_bytes_per_second": 1e10,
+        "link": [[4096, 1e-4], [64 * 2**20, 0.1]],
+        "host_bytes_per_second": None,
+        "disk_bytes_per_second": 5e8,
+    }
+    rates = cluster_file(LAPTOP, plans, json.loads(json.dumps(measured)), "x").rates
+    assert rates is not None
+    assert rates.layer_flops == pytest.approx(4e10, rel=1e-3)
+    assert rates.link_bytes_per_second == pytest.approx(64 * 2**20 / 0.1)  # two ranks: each byte crosses once
+    for plan, taken in zip(plans, seconds, strict=True):
+        assert sum(item.seconds for item in measured_times(plan, rates)) == pytest.approx(taken, rel=1e-3)
+
+
+def test_a_term_that_nothing_shows_is_zero_and_none_is_negative() -> None:
+    works = [work_of(_plan(LAPTOP, setting)) for setting in _ON_CPU]
+    flops_only = [work.flops / 1e10 for work in works]
+    found = fit_terms(works, flops_only)
+    assert found[0] == pytest.approx(1e-10, rel=1e-6)
+    assert found[1:] == pytest.approx((0, 0, 0), abs=1e-12)
+    noisy = [taken * factor for taken, factor in zip(flops_only, (1.2, 0.8, 1.1, 0.7, 1.3, 0.9), strict=True)]
+    assert min(fit_terms(works, noisy)) >= 0
+
+
+def test_the_settings_for_gpus_are_legal_plans_of_one_process_a_gpu() -> None:
+    for setting in _ON_GPU:
+        plan = _plan(wanted_cluster("4xA100-80GB").facts, setting)
+        assert (plan.launch.processes, plan.launch.backend, plan.numerics.precision) == (4, "nccl", "bf16")
+
+
+def test_a_ring_moves_twice_a_message_less_the_own_part() -> None:
+    assert link_rate([(8, 1e-5), (1000, 1.0)], 4) == (1500.0, 1e-5)
+
+
+def test_work_grows_with_what_it_is_made_of() -> None:
+    plan = plan_of(SMALL, LAPTOP)
+    rates = Rates(precision="fp32", matmul_flops=1e10, layer_flops=1e10, copy_bytes_per_second=1e9,
+                  link_bytes_per_second=1e8, stream_bytes_per_second=1e9)  # fmt: skip
+    base = work_of(plan)
+    again = work_of(plan_of(SMALL, LAPTOP, "train.activation_checkpointing=true"))
+    assert base.flops < again.flops < base.flops * 4 / 3 + 1
+    alone = work_of(plan_of(SMALL, LAPTOP, "strategy=single", "launch.processes=1"))
+    assert (alone.reduced_bytes, alone.gathered_bytes) == (0, 0)
+    third = work_of(plan_of(SMALL, LAPTOP, "strategy=zero-3"))
+    assert third.gathered_bytes > base.gathered_bytes > 0
+    names = [item.name for item in measured_times(plan, rates)]
+    assert names == ["matrix products", "memory traffic", "communication"]

@@ -1,0 +1,189 @@
+"""`headway plan` on machines that are not here: families, reasons, sizes, degrees, the page, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.api.outlooks import Inquiry, look_ahead
+from headway.cli.main import main
+from headway.cli.page import page
+from headway.errors import ModelError, PlanError
+from headway.plan.degrees import Asked
+from headway.plan.outlook import Outlook, as_json
+from headway.plan.schema import Plan
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+# 405 B parameters.
+LARGE = LLAMA | {
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "intermediate_size": 53248,
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return written(tmp_path, LLAMA)
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def ahead(model: str, on: str, *overrides: str, **asked: Any) -> tuple[Plan, Outlook]:
+    planned, found = look_ahead(Inquiry(model=model, on=on, overrides=overrides, **asked))
+    assert found is not None
+    return planned.plan, found
+
+
+def test_every_family_has_its_best_setting_or_its_reason(llama: str) -> None:
+    _, found = ahead(llama, "8xH100-80GB")
+    assert [candidate.family for candidate in found.candidates] == [
+        "ddp", "zero-1", "zero-2", "zero-3",
+        "zero-2 +offload(optimizer)", "zero-3 +offload(optimizer)", "zero-3 +offload(optimizer, parameters)",
+    ]  # fmt: skip
+    ddp = found.candidates[0]
+    assert re.fullmatch(r"\d+\.\d of \d+\.\d GiB; [a-z0-9 -]+ \d+\.\d", ddp.reason), ddp.reason
+    for candidate in found.candidates[1:]:
+        assert candidate.fits, candidate.reason
+        assert candidate.forecast.device_bytes == sum(item.device_bytes for item in candidate.forecast.items)
+        assert candidate.plan.batch.slots == candidate.plan.batch.global_sequences
+    slowest = found.candidates[-1].forecast.tokens_per_second
+    assert slowest < 0.9 * found.candidates[3].forecast.tokens_per_second  # parameters wait for the host's bus
+
+
+def test_ddp_is_enough_for_a_small_model(tmp_path: Path) -> None:
+    plan, found = ahead(written(tmp_path, GPT2), "8xA100-80GB")
+    assert plan.strategy.kind == "ddp"
+    assert found.verdict.startswith("DDP is enough")
+
+
+def test_time_and_money_follow_from_the_steps(llama: str) -> None:
+    plan, found = ahead(llama, "2x8xH100-80GB", "train.length=10B tokens")
+    assert plan.launch.processes == 16
+    tokens = plan.schedule.steps * plan.batch.global_sequences * plan.data.sequence
+    assert found.days * 86400 == pytest.approx(tokens / found.forecast.tokens_per_second)
+    assert sum(item.seconds for item in found.forecast.times) == pytest.approx(found.forecast.step_seconds)
+    demand = found.bills[0]
+    assert demand.usual == pytest.approx(demand.wall_seconds / 3600 * 16 * demand.device_hour + demand.storage)
+    assert found.storage.save_seconds == pytest.approx(found.storage.checkpoint_bytes / 2e9 / 2)
+
+
+def test_sizes_of_the_cluster(llama: str) -> None:
+    _, found = ahead(llama, "4x8xH100-80GB", "strategy=zero-3", hosts=(2, 4, 8))
+    rates = [scale.forecast.tokens_per_second for scale in found.scales if scale.forecast]
+    assert len(rates) == 3
+    assert rates == sorted(rates)
+    assert found.scales[0].efficiency == 1.0
+    assert all(0.3 < scale.efficiency <= 1.001 for scale in found.scales)
+    assert found.smallest is not None
+    assert found.smallest.devices <= 8
+
+
+def test_405_billion_parameters_on_four_thousand_gpus_without_torch(tmp_path: Path) -> None:
+    code = "\n".join([
+        "import sys, headway.cli.main as cli",
+        f"code = cli.main(['plan', '--model', {written(tmp_path, LARGE)!r}, '--on', '512x8xH100-80GB', '--json'])",
+        "heavy = {'torch', 'transformers', 'deepspeed'} & set(sys.modules)",
+        "sys.exit(code or len(heavy))",
+    ])  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["plan"]["shape"]["parameters"] == pytest.approx(405e9, rel=0.01)
+    assert answer["plan"]["launch"]["processes"] == 4096
+    families = {each["family"]: each for each in answer["outlook"]["candidates"]}
+    assert not families["ddp"]["fits"]
+    assert families["zero-3"]["fits"]
+
+
+def test_nothing_fits_says_what_would(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        ahead(written(tmp_path, LARGE), "1xT4")
+    for part in ("fits no strategy", "zero-3", "GiB", "fix:"):
+        assert part in str(caught.value)
+
+
+def test_a_model_without_its_numbers_says_which(tmp_path: Path) -> None:
+    short = {key: value for key, value in LLAMA.items() if key not in ("hidden_size", "num_hidden_layers")}
+    with pytest.raises(ModelError, match="hidden_size, num_hidden_layers"):
+        ahead(written(tmp_path, short), "8xH100")
+    with pytest.raises(ModelError, match="model_type"):
+        ahead(written(tmp_path, {"hidden_size": 5}), "8xH100")
+
+
+def test_degrees_are_advice_and_must_be_legal(llama: str) -> None:
+    _, found = ahead(llama, "2x8xH100", asked=Asked(tensor=4, pipeline=2))
+    assert found.advice is not None
+    assert (found.advice.degrees.tensor, found.advice.degrees.pipeline, found.advice.degrees.data) == (4, 2, 2)
+    assert as_json(found)["advice"]["engine_has_it"] is False
+    with pytest.raises(PlanError) as caught:
+        ahead(llama, "2x8xH100", asked=Asked(tensor=3, pipeline=5))
+    problems = {problem.key: problem for problem in caught.value.problems}
+    assert problems["--tensor"].fix == "one of 1, 2, 4, 8"
+    assert problems["--pipeline"].fix == "one of 1, 2, 4, 8, 16"
+    with pytest.raises(PlanError, match="must divide the 8 devices"):
+        ahead(llama, "8xH100", asked=Asked(tensor=8, pipeline=8))
+
+
+def test_the_page_holds_everything_and_asks_no_one(llama: str) -> None:
+    _, found = ahead(llama, "8xH100-80GB", hosts=(1, 2, 4))
+    text = page(found)
+    for candidate in found.candidates:
+        assert candidate.family in text
+    for part in ("Memory by strategy", "time goes", "polyline", "on demand", found.verdict, found.candidates[0].reason):
+        assert part in text
+    assert not re.search(r"https?://|<script|<link|@import|url\(", text)
+    hostile = replace(found, plan=found.plan.model_copy(update={"name": "<script>alert(1)</script>"}))
+    assert "<script>" not in page(hostile)
+
+
+def test_the_command_prints_each_section(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.html"
+    assert main(["plan", "--model", llama, "--on", "4x8xH100", "strategy=zero-3", "--html", str(target)]) == 0
+    out = capsys.readouterr().out
+    for part in ("memory of one device", "memory of a host", "time of one step", "MFU", "on demand", "spot",
+                 "alternatives", "the smallest that fits", "one more host", "assumed:", "Daly 2006"):  # fmt: skip
+        assert part in out, part
+    assert target.read_text().startswith("<!doctype html>")
+    assert main(["plan", "--model", llama, "--on", "8xH100", "--explain", "batch.micro_batch"]) == 0
+    assert capsys.readouterr().out.startswith("batch.micro_batch = ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs a run file, or --model"),
+        (["run.yaml", "--model", "x"], "not both"),
+        (["run.yaml", "--nodes", "many"], "no range of hosts"),
+        (["run.yaml", "--nodes", "0..3"], "no range of hosts"),
+        (["--model", "nowhere/config.json", "--on", "8xH100"], "nowhere"),
+        (["run.yaml", "--host-memory", "much"], "must be a size"),
+    ],
+)
+def test_what_the_command_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) in (2, 3)
+    assert said in capsys.readouterr().err
