@@ -159,6 +159,33 @@ def test_what_every_rank_reaches_is_no_fault(tmp_path: Path, body: str) -> None:
     assert found(of(tmp_path, HEAD + body + "\n# rng\n")) == {}
 
 
+def test_an_engine_that_another_file_made_is_known_by_its_words(tmp_path: Path) -> None:
+    save = "model.save_checkpoint('out', client_state={'rng': 1})"
+    text = f"import deepspeed\nmodel = build()\nif rank == 0:\n    {save}"
+    assert found(of(tmp_path, text)) == {"rank-only-collective": ("train.py", 4)}
+    assert found(of(tmp_path, text.replace("deepspeed", "mine"))) == {}
+
+
+LOCAL_RANK = """
+import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local-rank", "--local_rank", type=int, default=0)
+args = parser.parse_args()
+local_rank = args.local_rank
+{more}
+device = torch.device(f"cuda:{{local_rank}}")
+"""
+
+
+def test_a_copy_of_the_local_rank(tmp_path: Path) -> None:
+    assert found(of(tmp_path, LOCAL_RANK.format(more=""))) == {"local-rank": ("train.py", 9)}
+    mended = "if local_rank == -1:\n    local_rank = torch.distributed.get_rank()"
+    assert found(of(tmp_path, LOCAL_RANK.format(more=mended))) == {}
+    read = "import os\nlocal_rank = int(os.environ.get('LOCAL_RANK', 0))"
+    assert found(of(tmp_path, LOCAL_RANK.format(more=read))) == {}
+
+
 # --- the other rules -------------------------------------------------------------------------------------------------
 
 SAMPLED = """
@@ -200,6 +227,21 @@ def test_a_config_written_in_the_script(tmp_path: Path) -> None:
         """
     assert found(of(tmp_path, text.format(given="optimizer=own, "))) == {"optimizer-twice": ("train.py", 4)}
     assert found(of(tmp_path, text.format(given=""))) == {}
+
+
+def test_a_json_that_the_script_or_its_launch_script_opens(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"optimizer": {"type": "AdamW"}}')
+    opened = """
+        import json, deepspeed
+        with open("ds.json") as file:
+            config = json.load(file)
+        engine, *_ = deepspeed.initialize(model=m, optimizer=o, config=config)
+        """
+    assert found(of(tmp_path, opened)) == {"optimizer-twice": ("train.py", 5)}
+    (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
+    by_args = "import deepspeed\nengine, *_ = deepspeed.initialize(args=a, model=m, optimizer=o)\n"
+    assert found(of(tmp_path, by_args)) == {}
+    assert found(read_scripts([tmp_path / "train.py", tmp_path / "run.sh"])) == {"optimizer-twice": ("train.py", 2)}
 
 
 def test_a_json_that_is_given_beside_the_script(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -72,19 +75,23 @@ def _run(name: str, progress: Callable[[str], None], environment: Mapping[str, s
         stdin=subprocess.DEVNULL,
         text=True,
         env=dict(environment),
+        start_new_session=True,  # its compilers end with it
     )
     began, lines = time.monotonic(), list[str]()
     reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
     reader.start()
-    while reader.is_alive() and time.monotonic() - began < _SECONDS:
-        reader.join(_EVERY_SECONDS)
-        if reader.is_alive():
-            progress(f"{format_seconds(time.monotonic() - began)}, {_where(lines)}")
-    process.kill()
-    process.wait()
-    reader.join(1)
-    if process.stdout is not None:
-        process.stdout.close()
+    try:
+        while reader.is_alive() and time.monotonic() - began < _SECONDS:
+            reader.join(_EVERY_SECONDS)
+            if reader.is_alive():
+                progress(f"{format_seconds(time.monotonic() - began)}, {_where(lines)}")
+    finally:  # also on Ctrl-C
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        reader.join(1)
+        if process.stdout is not None:
+            process.stdout.close()
     answers = [json.loads(line[1:]) for line in lines if line.startswith("@")]
     return _Done(answers[-1] if answers else None, lines, time.monotonic() - began)
 

@@ -62,6 +62,13 @@ class Names:
         uses = any(full.partition(".")[0] == "deepspeed" for full in self.aliases.values())
         return uses and "engine" in text.rpartition(".")[2].lower()
 
+    def is_engines_save(self, call: ast.Call) -> bool:
+        """`model.save_checkpoint(dir, client_state=...)` in a file that uses DeepSpeed: its engine's own words."""
+        uses = any(full.partition(".")[0] == "deepspeed" for full in self.aliases.values())
+        words = {word.arg for word in call.keywords}
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        return uses and method in ("save_checkpoint", "load_checkpoint") and bool(words & {"client_state", "tag"})
+
     def initialized(self) -> Iterator[tuple[ast.Call, ast.expr | None]]:
         """Each call of deepspeed.initialize with what it is assigned to."""
         seen: set[int] = set()

@@ -88,6 +88,7 @@ def local_rank(code: Code) -> Iterator[Fault]:
 
 def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
     """Calls that choose a device by args.local_rank; whether a test for -1 stands above them."""
+    copies = _copies_of_local_rank(code.tree)
     for node, above in _with_parents(code.tree):
         if not isinstance(node, ast.Call):
             continue
@@ -95,11 +96,20 @@ def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
         if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
             continue
         given = [*node.args, *(word.value for word in node.keywords)]
-        if any(_is_local_rank(part) for value in given for part in ast.walk(value)):
+        if any(_is_local_rank(part, copies) for value in given for part in ast.walk(value)):
             yield node, any(_tests_local_rank(parent) for parent in above)
 
 
-def _is_local_rank(node: ast.AST) -> bool:
+def _copies_of_local_rank(tree: ast.Module) -> set[str]:
+    """Names that are args.local_rank and never anything else."""
+    assigned = [(ast.unparse(t), n.value) for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
+    names = [name for name, _ in assigned]
+    return {name for name, value in assigned if _is_local_rank(value, set()) and names.count(name) == 1}
+
+
+def _is_local_rank(node: ast.AST, copies: set[str]) -> bool:
+    if isinstance(node, ast.Name) and node.id in copies:
+        return True
     return isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.value, ast.Name)
 
 
@@ -165,7 +175,11 @@ def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
         path = value.value
     given = code.beside.configs
     if not isinstance(path, str):
-        return (str(given[0]), read_json(given[0])) if len(given) == 1 else ("", None)
+        if len(given) == 1:
+            return str(given[0]), read_json(given[0])
+        path = _only_json(code.tree)
+    if not isinstance(path, str):
+        return "", None
     named = [one for one in given if one.name == Path(path).name]
     if named:
         return str(named[0]), read_json(named[0])
@@ -174,6 +188,13 @@ def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
         if (base / path).is_file():
             return path, read_json(base / path)
     return path, None
+
+
+def _only_json(tree: ast.Module) -> str | None:
+    """The one JSON that the file opens or names: `config=json.load(open("ds.json"))`."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found = [text for text in texts if text.endswith(".json") and " " not in text]
+    return found[0] if len(found) == 1 else None
 
 
 def _assigned(tree: ast.Module, name: str) -> ast.expr | None:

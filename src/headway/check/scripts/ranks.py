@@ -135,7 +135,8 @@ class _Reader(ast.NodeVisitor):
         if module.startswith(_GROUP_MODULES) and last in _COLLECTIVES:
             return ast.unparse(node.func)
         if isinstance(node.func, ast.Attribute):
-            if last in _ENGINE and self.names.is_engine(node.func.value):
+            own = self.names.is_engine(node.func.value) or self.names.is_engines_save(node)
+            if last in _ENGINE and own:
                 return ast.unparse(node.func)
             if last in _WAITS:
                 return ast.unparse(node.func)

@@ -17,18 +17,27 @@ def read_scripts(paths: list[Path]) -> Report:
     """
     scripts = gather(paths)
     started: dict[str, list[str]] = {}
+    named: dict[str, list[Path]] = {}
     for script in scripts:
         if script.kind == "shell":
             for name, place in shell.torchrun_scripts(script):
                 started.setdefault(name, []).append(place)
+            for name, config in shell.named_configs(script):
+                folders = (Path.cwd(), script.path.absolute().parent, script.path.absolute().parent.parent)
+                named.setdefault(name, []).extend([f / config for f in folders if (f / config).is_file()][:1])
     verdicts: list[Verdict] = []
     configs = tuple(script.path for script in scripts if script.kind == "config")
     for script in scripts:
-        faults = _judge(script, Beside(tuple(started.get(script.path.name, ())), configs))
+        faults = _judge(script, Beside(tuple(started.get(script.path.name, ())), configs or _of(script, named)))
         verdicts += [fault.verdict(script) for fault in faults]
         if not faults and script.kind != "config":
             verdicts.append(green("script", f"{script.path}: nothing found ({script.kind})"))
     return Report(tuple(verdicts))
+
+
+def _of(script: Script, named: dict[str, list[Path]]) -> tuple[Path, ...]:
+    """The configs that launch scripts name for a script, each once."""
+    return tuple(dict.fromkeys(named.get(script.path.name, ())))
 
 
 def _judge(script: Script, beside: Beside) -> list[Fault]:

@@ -171,6 +171,15 @@ def docker_run(command: Command) -> Iterator[Fault]:
     yield Fault("shm-size", command.line, what, "add --shm-size=8g (or --ipc=host)")
 
 
+def named_configs(script: Script) -> Iterator[tuple[str, str]]:
+    """(file name of a Python script, the DeepSpeed JSON that a command starts it with)."""
+    for command in commands(script.text):
+        config = command.option("--deepspeed_config", "--deepspeed-config")
+        for word in command.words:
+            if config and word.endswith(".py"):
+                yield Path(word).name, config
+
+
 def torchrun_scripts(script: Script) -> Iterator[tuple[str, str]]:
     """(file name of a Python script, the place that starts it with torchrun)."""
     for command in commands(script.text):
