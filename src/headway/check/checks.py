@@ -102,7 +102,9 @@ def run_checks(
     subject = Subject(plan, run, run_dir)
     work = {name: partial(check, name, subject) for name, check in (CHECKS if checks is None else checks).items()}
     if checks is None:
-        host = Machine(folder=run_dir)
+        # NVMe offload and strategies of the user's own may load compiled ops; Headway's others load none.
+        loads_ops = ":" in plan.strategy.kind or "nvme" in plan.strategy.model_dump_json()
+        host = Machine(folder=run_dir, loads_ops=loads_ops)
         work |= {name: partial(check, name, host) for name, check in MACHINE_CHECKS.items()}
     return side_by_side(work, limit_seconds)
 

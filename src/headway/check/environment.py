@@ -178,7 +178,10 @@ def jit_lock(name: str, machine: Machine) -> Verdict:
     if stale:
         what = "a build that was killed left its lock: whatever loads this op hangs"
         evidence = ", ".join(f"{lock} ({format_seconds(_age_seconds(lock))} old)" for lock in stale)
-        return red(name, what, f"rm -f {' '.join(map(str, stale))}", evidence=evidence)
+        fix = f"rm -f {' '.join(map(str, stale))}"
+        if not machine.loads_ops:
+            return yellow(name, f"{what}; this plan loads none", fix, evidence=evidence)
+        return red(name, what, fix, evidence=evidence)
     return yellow(name, "an op is being compiled at this moment", "wait until it is done", evidence=str(locks[0]))
 
 

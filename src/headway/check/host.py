@@ -58,12 +58,14 @@ def installed(package: str) -> str | None:
 class Machine:
     """Where checks of a machine look. All but the environment is found when it is first asked for.
 
-    several: whether other hosts take part, so that loopback is not enough.
+    several: whether other hosts take part, so that loopback is not enough. loads_ops: whether what would run here loads
+    ops that DeepSpeed compiles; Headway's own strategies do not.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     folder: Path = field(default_factory=Path.cwd)  # where runs are written
     several: bool = False
+    loads_ops: bool = True
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     ask_nvml: Callable[[], Nvml] = read_nvml
