@@ -141,6 +141,5 @@ def write_calibrated(out: Path | None, device: Literal["auto", "cpu", "cuda"], n
     cluster = calibrate(device, name)
     if old is not None and old.device_name == cluster.device_name:
         cluster = cluster.model_copy(update={"price": old.price, "name": name or old.name})
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_cluster(path, cluster)
     return cluster, path

@@ -71,7 +71,6 @@ def learn(paths: Sequence[Path], cluster: Path | None) -> tuple[Path, Learned]:
         step_time=statistics.median(usable_times) if usable_times else 1.0,
         memory=statistics.median(usable_sizes) if usable_sizes else 1.0,
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
     write_cluster(target, file.model_copy(update={"learned": learned}))
     return target, learned
 

@@ -56,7 +56,7 @@ def print_memory(found: Outlook) -> None:
     rate = f"{format_bytes(storage.disk_bytes_per_second)}/s a host, {where}"
     host = f"{format_bytes(forecast.host_bytes)} of {format_bytes(forecast.host_limit_bytes)}"
     details = [(item.name, item.host_bytes) for item in forecast.items if item.host_bytes]
-    per = ", ".join(f"{name} {format_bytes(size)}" for name, size in details)
+    per = ", ".join(f"{name.replace('offloaded offload', 'offload')} {format_bytes(size)}" for name, size in details)
     print()
     tables.print_pairs([
         ("memory of a host", host, f"of each process: {per}" if per and not on_cpu else "all its processes"),

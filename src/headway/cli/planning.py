@@ -86,7 +86,7 @@ def run(options: Namespace) -> int:
     if options.html and found is not None:
         from headway.cli.page import page
 
-        options.html.write_text(page(found), encoding="utf-8")
+        _write(options.html, page(found))
     if options.explain:
         tables.print_explained(plan, options.explain)
     elif options.json:
@@ -107,6 +107,13 @@ def run(options: Namespace) -> int:
         if not red and report.verdicts:
             tables.print_next([shlex.join(["headway", "train", options.file, *options.overrides])])
     return CheckFailed.exit_code if red else EXIT_OK
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", fix="name another file") from error
 
 
 def _check_only(options: Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from headway.errors import PlanError
 from headway.facts.hardware import Device, Machine, Peak, find_device, machine_of
 from headway.facts.prices import Price
 from headway.facts.reading import read_facts
@@ -134,7 +135,10 @@ def read_cluster(path: Path) -> ClusterFile:
 
 
 def write_cluster(path: Path, cluster: ClusterFile) -> None:
-    """Write the file whole or not at all; people read it, so it is YAML with a line for each entry."""
+    """Write the file whole or not at all; people read it, so it is YAML with a line for each entry.
+
+    Raises PlanError where it cannot be written.
+    """
     from io import StringIO
 
     from ruamel.yaml import YAML
@@ -145,5 +149,9 @@ def write_cluster(path: Path, cluster: ClusterFile) -> None:
     yaml.dump(cluster.model_dump(mode="json", exclude_none=True), stream)  # pyright: ignore[reportUnknownMemberType]
     temporary = path.with_suffix(f"{path.suffix}.tmp")
     head = "# Written by Headway; every entry may be changed. `headway plan run.yaml --on` this file plans for it.\n"
-    temporary.write_text(head + stream.getvalue(), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(head + stream.getvalue(), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written: {error.strerror}", fix="name another file") from error

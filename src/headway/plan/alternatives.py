@@ -95,6 +95,16 @@ def _candidate(plan: Plan, train: TrainConfig, basis: Basis, setting: tuple[Stra
     return Candidate(strategy.label, label, changed, found, "" if found.fits else found.misfit)
 
 
+def words(candidate: Candidate) -> str:
+    """The overrides that make a plan of it."""
+    strategy, numerics = candidate.plan.strategy, candidate.plan.numerics
+    offloads = [name for name in ("optimizer", "parameters") if getattr(strategy, f"offload_{name}")]
+    kind = f"zero-{strategy.stage}" if strategy.kind == "deepspeed" else strategy.kind
+    said = [f"strategy={kind}", *(f"strategy.offload.{name}=cpu" for name in offloads)]
+    said += [f"train.micro_batch={candidate.plan.batch.micro_batch}"]
+    return " ".join([*said, f"train.activation_checkpointing={str(numerics.activation_checkpointing).lower()}"])
+
+
 def verdict(chosen: Forecast, found: tuple[Candidate, ...]) -> str:
     """One line on how the chosen plan stands among them."""
     fitting = [candidate for candidate in found if candidate.fits]
@@ -106,5 +116,6 @@ def verdict(chosen: Forecast, found: tuple[Candidate, ...]) -> str:
         return f"{plain.family.upper() if plain.family == 'ddp' else 'one process'} is enough: nothing is faster by 5 %"
     gain = fastest.forecast.tokens_per_second / chosen.tokens_per_second
     if gain > 1 / _ENOUGH:
-        return f"{fastest.family} ({fastest.label}) would be {gain - 1:.0%} faster than what is planned"
+        what = f"{fastest.family} ({fastest.label})"
+        return f"{what} would be {gain - 1:.0%} faster than what is planned: {words(fastest)}"
     return "nothing that fits is faster by 5 % than what is planned"

@@ -14,7 +14,7 @@ from headway.config.schema import Auto, StrategyConfig
 from headway.errors import PlanError
 from headway.facts.schema import ModelShape
 from headway.plan.memory import GIB, MemoryRequest, estimate_memory, fits, host_limit_bytes, used_bytes
-from headway.plan.schema import CompressionPlan, MemoryPlan, StrategyPlan
+from headway.plan.schema import CompressionPlan, MemoryItem, MemoryPlan, StrategyPlan
 
 # DeepSpeed's own defaults, in elements; written out because they changed between releases.
 _BUCKET = 500_000_000
@@ -85,9 +85,14 @@ def _estimate(request: StrategyRequest, rung: Rung) -> MemoryPlan:
 def misfit(memory: MemoryPlan, request: StrategyRequest) -> str:
     """'93.4 of 72.0 GiB; activations 41.2'; on the host where that is what is too small."""
     cluster = request.memory.cluster
-    largest = max(memory.items, key=lambda item: item.device_bytes + item.host_bytes)
-    size = (largest.device_bytes + largest.host_bytes) / GIB
     on_device = used_bytes(memory, cluster)
+    device_only = cluster.device == "cuda" and on_device > memory.device_limit_bytes
+
+    def counted(item: MemoryItem) -> int:
+        return item.device_bytes + (0 if device_only else item.host_bytes)
+
+    largest = max(memory.items, key=counted)
+    size = counted(largest) / GIB
     if on_device > memory.device_limit_bytes:
         return f"{on_device / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB; {largest.name} {size:.1f}"
     host = memory.host_bytes * min(request.memory.processes, cluster.devices_per_host)
@@ -263,9 +268,14 @@ def _what_would_fit(request: StrategyRequest) -> str:
                 f"({memory.device_bytes / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB each); "
                 "or a smaller model, a shorter train.sequence"
             )
-    memory = estimate_memory(setting)
-    needed = used_bytes(memory, base.cluster) / GIB
-    what = (
-        "of memory a device" if base.cluster.device == "cuda" else f"of memory for each of {base.processes} processes"
+    rung, memory = min(
+        ((rung, _estimate(request, rung)) for rung in _rungs(request)),
+        key=lambda found: used_bytes(found[1], base.cluster),
     )
-    return f"it would need {needed:.1f} GiB {what}; or a smaller model, a shorter train.sequence, fewer processes"
+    needed = f"{used_bytes(memory, base.cluster) / GIB:.1f} GiB of memory"
+    if base.cluster.device == "cpu":
+        what = f"{needed} for each of {base.processes} processes"
+    else:
+        host = memory.host_bytes * min(base.processes, base.cluster.devices_per_host)
+        what = f"{needed} a device and {host / GIB:.0f} GiB a host"
+    return f"{rung.label} would need {what}; or a smaller model, a shorter train.sequence, fewer processes"
