@@ -172,7 +172,7 @@ def test_what_is_legal_passes(override: str):
         ("export: {max_shard: big}", "must be a size such as 5GB", "for example `max_shard: 5GB`"),
         ("checkpoint: {keep: [3]}", "must be a whole number", ""),
         ("checkpoint: 5", "must be a section with keys of: every, keep, at_end", ""),
-        ("launch: {port: 70000}", "must be below 65536", ""),
+        ("launch: {port: 70000}", "must be at most 65535", ""),
         ("data: {eval: [1]}", "must be a text", 'put it in quotes: "1"'),
         ("data: {eval: 2}", "must be at least 0% and below 100%", ""),
         ("data: {eval: {pats: a}}", "is not a key; did you mean 'paths'?", "write data.eval.paths"),

@@ -234,9 +234,9 @@ def compare(a: str, b: str) -> Comparison:
 
 def diagnose(run: str | Path | None) -> Diagnosis | None:
     """What went wrong in a failed or crashed run, its cause and fix; None where it did not fail."""
-    from headway.api import looking
+    from headway.api import diagnosing
 
-    return looking.diagnose(find_run(run))
+    return diagnosing.diagnose(find_run(run))
 
 
 def follow(run: str | None, screen: Screen) -> None:

@@ -28,7 +28,7 @@ def relief(run: RunDir, *, host: bool) -> str:
         origin = read_record(run).get("run_file", {})
         path = Path(origin.get("path", run.config))
         before: list[str] = list(origin.get("overrides", ()))
-        if plan.model.kind != "huggingface":
+        if preparing.reload(run, path, before).config.model.factory is not None:
             return ""  # an own model is counted by building it: not for the sake of a hint
         limit = _CLEARLY_LESS * _needed(plan, host)
         for change in _changes(plan, host):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.api import certifying
+from headway.api.diagnosing import diagnose
 from headway.api.learning import promise
 from headway.api.preparing import Planned
 from headway.certify import shelf
@@ -100,7 +101,7 @@ def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
                 events.event("failed", rank=status.failure.rank, error=status.failure.error)
         feed.poll()
     screen.finish(_outcome(run, status, time.monotonic() - started))
-    _raise_failure(status)
+    _raise_failure(run, status)
     return run.path
 
 
@@ -147,7 +148,7 @@ def _outcome(run: RunDir, status: JobStatus, seconds: float) -> Outcome:
     return Outcome(run.path, status.state, summary.step, summary.tokens, seconds, export, differences)
 
 
-def _raise_failure(status: JobStatus) -> None:
+def _raise_failure(run: RunDir, status: JobStatus) -> None:
     if status.state == "done":
         return
     failure = status.failure
@@ -158,7 +159,12 @@ def _raise_failure(status: JobStatus) -> None:
             f"{failure.error}\n    log: {failure.log}", fix="`headway resume` goes on from the last checkpoint"
         )
     message = f"rank {failure.rank} failed first: {failure.error}\n    log: {failure.log}"
-    raise _kind_of(status.exit_code)(message)
+    kind, fix = _kind_of(status.exit_code), ""
+    if kind is WorkerFailed:  # the other kinds are Headway's own errors, which name their fix
+        found = diagnose(run.path)
+        if found is not None and found.name != "other":
+            message, fix = f"{message}\n    cause: {found.cause}", found.fix
+    raise kind(message, fix=fix)
 
 
 def _kind_of(exit_code: int | None) -> type[HeadwayError]:

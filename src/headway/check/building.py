@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headway.check.report import Report, Verdict, green, red
 from headway.units import format_seconds
 
-_EVERY_SECONDS = 5.0
+_EVERY_SECONDS = 10.0
 _SECONDS = 1800.0
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]")
 _ERROR = re.compile(

@@ -103,7 +103,7 @@ def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
 def _copies_of_local_rank(tree: ast.Module) -> set[str]:
     """Names that are args.local_rank and never anything else."""
     assigned = [(ast.unparse(t), n.value) for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
-    names = [name for name, _ in assigned]
+    names = [name for name, _ in assigned] + [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     return {name for name, value in assigned if _is_local_rank(value, set()) and names.count(name) == 1}
 
 
