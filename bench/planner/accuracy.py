@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("published.csv")
 EXPLAINED = Path(__file__).with_name("explained.csv")
 PAGE = ROOT / "docs" / "planner-accuracy.md"
-WORST = 20
+WORST = 15
 
 
 def memory(row: Judged) -> float | None:

@@ -47,6 +47,7 @@ GOALS = """\
 def write_page(path: Path, rows: list[Judged], skipped: dict[str, int], total: int) -> None:
     """The page and its two plots beside it."""
     held = left_out(with_speed())
+    (_, own), (_, others), _ = accuracy.domains(rows)
     parts = [
         INTRODUCTION.format(day=date.today().isoformat(), judged=len(rows), total=total),
         goals(rows),
@@ -63,8 +64,10 @@ def write_page(path: Path, rows: list[Judged], skipped: dict[str, int], total: i
         "## By source\n",
         accuracy.markdown(accuracy.HEAD, accuracy.by_source(rows, lambda row: row.row.source)) + "\n",
         "## The worst rows\n",
-        "Memory:\n",
-        table_of_worst(rows, accuracy.memory, in_gibibytes) + "\n",
+        "Memory, data parallel:\n",
+        table_of_worst(own, accuracy.memory, in_gibibytes) + "\n",
+        "Memory, tensor or pipeline parallel:\n",
+        table_of_worst(others, accuracy.memory, in_gibibytes) + "\n",
         "Speed, tokens a second of one device:\n",
         table_of_worst(rows, accuracy.speed, in_tokens) + "\n",
         "## Not judged\n",
@@ -131,8 +134,21 @@ def table_of_worst(
     for row in accuracy.worst(rows, kind):
         raw, request = row.row.row, row.row.request
         what = f"{raw['model']}, {request.degrees.devices} x {raw['gpu_key']}, {request.engine} {request.stage}"
-        lines.append([raw["id"], what, *sizes(row), f"{kind(row):+.0%}", why.get(raw["id"], cause(row))])
+        reason = why.get(raw["id"]) or (cause(row) if kind is accuracy.speed else of_memory(row))
+        lines.append([raw["id"], what, *sizes(row), f"{kind(row):+.0%}", reason])
     return accuracy.markdown(["row", "setting", "measured", "planned", "error", "why"], lines)
+
+
+def of_memory(row: Judged) -> str:
+    """What the estimate leaves out that a row of this kind has."""
+    request = row.row.request
+    if row.row.row.get("family") == "bigscience":
+        return "the device's whole use on the fuller of the first and last node; layers of the stages are not stated"
+    if request.degrees.pipeline > 1:
+        return "the pipeline's schedule and micro batch are not stated"
+    if request.degrees.tensor > 1:
+        return "how embedding, head and loss are split is not stated"
+    return ""
 
 
 def cause(row: Judged) -> str:

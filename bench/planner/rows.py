@@ -131,8 +131,10 @@ def judge(rows: Iterable[Row]) -> tuple[list[Measured], dict[str, int]]:
 
 def number(row: Row, key: str) -> float | None:
     text = row.get(key, "").replace(",", "")
-    match = re.match(r"~?\s*(-?\d+(\.\d+)?([eE][-+]?\d+)?)", text)
-    return float(match[1]) if match else None
+    match = re.match(r"~?\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKM]\b)?", text)
+    if match is None:
+        return None
+    return float(match[1]) * {"k": 1024, "K": 1024, "M": 1024**2}.get(match[2], 1)
 
 
 def whole(row: Row, key: str, default: int | None = None) -> int:
@@ -322,6 +324,25 @@ def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
     return known.engine or "ddp", 3 if known.engine == "fsdp" else stage
 
 
+def shard_group_of(row: Row) -> int:
+    """Devices over which the states are spread, where the row says so: 'over 8 ranks', 'HSDP 8', 'in node'."""
+    text = said(row, "strategy")
+    found = re.search(r"over (\d+) (?:ranks|gpus|devices)|hsdp[- _]?(\d+)|hybrid.*?(\d+) ?(?:ranks|gpus)", text)
+    if found:
+        return int(next(group for group in found.groups() if group))
+    return 8 if re.search(r"hsdp|hybrid.?shard", text) else 0
+
+
+def offloads(row: Row) -> tuple[bool, bool, bool]:
+    """Whether (optimizer states, parameters, activations) stand in the host's memory."""
+    text, strategy = said(row, "offload"), said(row, "strategy")
+    if not text or re.match(r"(none|no|false)\b", text):
+        text = strategy if "offload" in strategy else ""
+    activations, on_cpu = "activation" in text, "cpu" in text or "offload" in text
+    parameters = bool(re.search(r"param|weight", text)) or ("fsdp" in text + strategy and on_cpu and not activations)
+    return parameters or "optim" in text or (on_cpu and not activations), parameters, activations
+
+
 def software_of(row: Row, known: Defaults) -> Software:
     text, month = said(row, "strategy", "model", "notes"), month_of(row)
     compiled = row.get("compile", "").lower().startswith(("yes", "true", "graph", "inductor", "aot"))
@@ -336,7 +357,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         loss = "whole"
     loss = row.get("loss") or loss
     flash = row.get("flash_attn", "").lower()
-    attention = "eager" if flash in ("no", "false", "0") else known.flash
+    attention = "eager" if re.match(r"(no|false|0|eager|math)\b", flash) else known.flash
     if re.search(r"fa-?[34]|flash.?attention.?3|cudnn", flash + " " + text):
         attention = "flash3"
     return Software(
@@ -417,13 +438,14 @@ def measured(row: Row) -> Measured:
     precision, master, bits = precision_of(row)
     engine, stage = engine_of(row, known, degrees)
     micro, steps = batches(row, degrees)
-    offload = said(row, "offload") + " " + said(row, "strategy")
+    optimizer_away, parameters_away, activations_away = offloads(row)
     request = EstimateRequest(
         shape=adapted(shape_of_row(row), row),
         machine=machine(row, device, count),
         degrees=degrees,
         engine=engine,  # pyright: ignore[reportArgumentType]
         stage=stage,
+        shard_group=shard_group_of(row),
         sequence=whole(row, "seq_len"),
         micro_batch=micro,
         accumulation=steps,
@@ -431,9 +453,9 @@ def measured(row: Row) -> Measured:
         master=master,
         base_bits=bits,
         checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
-        offload_optimizer=bool(re.search(r"optimizer-cpu|cpu.?offload|offload.*optimizer", offload)),
-        offload_parameters=bool(re.search(r"fsdp cpu offload|param[a-z]*-cpu|offload.*param", offload)),
-        offload_activations="activations-cpu" in offload,
+        offload_optimizer=optimizer_away,
+        offload_parameters=parameters_away,
+        offload_activations=activations_away,
         dropout=known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model"))),
         software=software_of(row, known),
         optimizer=optimizer_of(row, master),
@@ -449,8 +471,6 @@ def finished(row: Row, request: EstimateRequest) -> Measured:
         what = "allocated"
     elif re.search(r"device|smi", kind):
         what = "device"
-    if peak is not None and "gb=1e9" in kind:
-        peak *= 1e9 / GIB
     out = row.get("outcome", "").lower() == "oom"
     made = Measured(row, request, peak * GIB if peak else None, what, speed_of(row, request), out)
     if made.memory_bytes is None and made.tokens_per_second is None and not out:

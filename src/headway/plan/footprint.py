@@ -115,7 +115,7 @@ def _shards(request: EstimateRequest, stage: int, *, experts: bool = False) -> i
     if request.stage < stage or request.engine in ("single", "ddp"):
         return 1
     degrees = request.degrees
-    return max(1, degrees.shards // degrees.expert) if experts else degrees.shards
+    return max(1, request.shards // degrees.expert) if experts else request.shards
 
 
 def weight_bytes(request: EstimateRequest) -> float:
@@ -154,7 +154,9 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     if request.offload_optimizer or request.optimizer.paged:
         items["optimizer states"] = 0.0
     if request.offload_optimizer:
-        items["gradients"] = 0.0
+        # stage 1 adds up whole gradients where they are made
+        whole = request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
+        items["gradients"] = parts.total * trained * weight if whole else 0.0
     if request.offload_parameters:
         items["parameters"] = 0.0
     if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
@@ -178,7 +180,8 @@ def _host(request: EstimateRequest) -> dict[str, float]:
     if request.offload_optimizer:
         own = _spread(request, parts, 1) * trained
         host["optimizer states"] = own * (4 * (weight == 2) + request.optimizer.bytes_per_parameter)
-        host["gradients"] = own * (4 + weight)
+        whole = request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
+        host["gradients"] = own * (4 if whole else 4 + weight)
         if request.engine == "deepspeed" and request.stage < 3:  # the updated partition on its way back
             host["offload staging"] = _staging(request) + own * weight
     elif request.optimizer.paged:
@@ -200,7 +203,9 @@ def _layer_parameters(request: EstimateRequest) -> float:
 def _gathered(request: EstimateRequest) -> float:
     """Whole 16-bit parameters beside the shards."""
     parts, e = parts_of(request), request.element_bytes
-    if request.engine == "fsdp" and request.degrees.shards > 1:
+    if request.engine == "fsdp" and request.shards > 1:
+        if request.degrees.pipeline > 1:  # gathered, and gradients summed whole, until the last micro batch
+            return parts.total * (e + parts.trained_share * weight_bytes(request))
         if request.stage < 3:
             return parts.total * e
         # the root group (embedding, last norm, head) stays gathered; the next block arrives while one computes
@@ -218,13 +223,13 @@ def _buckets(request: EstimateRequest) -> float:
     """Gradients on their way in the backward pass."""
     parts, e = parts_of(request), request.element_bytes
     trained = parts.trained_share
-    if request.engine == "fsdp" and request.degrees.shards > 1:
+    if request.engine == "fsdp" and request.shards > 1:
         # 16-bit gradients of a block and their fp32 copy for the reduction
         return _layer_parameters(request) * trained * (e + (4 if request.master else 2))
     if request.engine == "deepspeed" and request.stage > 0:
         size = min(request.reduce_bucket_elements, parts.total * trained) * e
         if request.stage == 3:
-            return 2 * size + size / request.degrees.shards
+            return 2 * size + size / request.shards
         return size * (2 if request.overlap_comm else 1)
     return 0.0
 
@@ -237,7 +242,7 @@ def _last_buckets(request: EstimateRequest) -> float:
     parts = parts_of(request)
     if request.engine == "deepspeed" and request.stage > 0:
         return _buckets(request) + parts.ends * parts.trained_share * request.element_bytes
-    if request.engine != "fsdp" or request.degrees.shards == 1:
+    if request.engine != "fsdp" or request.shards == 1:
         return _buckets(request)
     ends = parts.ends / (2 if request.software.ends_apart else 1)
     return ends * parts.trained_share * (request.element_bytes + (4 if request.master else 2))
@@ -246,7 +251,8 @@ def _last_buckets(request: EstimateRequest) -> float:
 def _update_workspace(request: EstimateRequest, gradients: float) -> float:
     """What the update makes beside the states: DeepSpeed an fp32 copy of its gradients; foreach loops a copy more."""
     if request.engine == "deepspeed" and request.stage > 0 and not request.offload_optimizer:
-        return 2 * gradients if request.precision != "fp32" else gradients
+        parts = parts_of(request)
+        return 4 * _spread(request, parts, 1) * parts.trained_share
     return 0.0 if request.software.fused_optimizer else gradients
 
 

@@ -134,7 +134,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         stage=strategy.stage,
         sequence=request.sequence,
         micro_batch=request.micro_batch,
-        accumulation=2,  # gradients stand from the second micro batch on: more than one is to be expected
+        accumulation=2 if request.accumulates else 1,  # how many more makes no difference
         precision=request.precision,
         checkpointing="full" if request.activation_checkpointing else "none",
         offload_optimizer=strategy.offload_optimizer,

@@ -86,6 +86,7 @@ class EstimateRequest:
     """One setting to be judged.
 
     stage: of ZeRO; FSDP is 3, and 2 where it keeps the parameters gathered after the forward pass.
+    shard_group: devices over which the states are spread, and replicated beyond (hybrid sharding); 0: all.
     master: 16-bit training keeps fp32 weights (or a master copy); else everything is 16-bit.
     base_bits: of frozen base weights that are quantised (QLoRA: 4); None: they are in 16 bits.
     live_parameters: that ZeRO-3 leaves gathered (DeepSpeed's stage3_max_live_parameters).
@@ -116,6 +117,12 @@ class EstimateRequest:
     prefetch_bucket_elements: int = 50_000_000
     live_parameters: int = 2_000_000_000
     overlap_comm: bool = True  # ZeRO-1 and 2: gradients are reduced while the backward pass goes on, in a second bucket
+    shard_group: int = 0
+
+    @property
+    def shards(self) -> int:
+        """Devices over which ZeRO and FSDP spread the states."""
+        return min(self.degrees.shards, self.shard_group or self.degrees.shards)
 
     @property
     def tokens(self) -> int:

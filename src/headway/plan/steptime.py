@@ -14,6 +14,7 @@ from headway.plan.constants import TIME, TimeConstants
 from headway.plan.footprint import parts_of, weight_bytes
 from headway.plan.setting import EstimateRequest, TimeItem
 
+BUCKET_BYTES = 256e6  # of gradients and parameters that are exchanged at once
 TILE = 128  # rows and columns of a product's tile
 
 
@@ -194,28 +195,39 @@ def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
     return product * (2 if frozen else 3) + logits * touched / rates.memory
 
 
-def ring_seconds(request: EstimateRequest, size: float, ranks: int, inner: int, constants: TimeConstants) -> float:
-    """An all-gather or reduce-scatter of `size` bytes over `ranks` devices that stand `inner` apart.
+@dataclass(frozen=True)
+class Ring:
+    """Devices that exchange with each other. inner: how far apart they stand; pieces: in how many parts they do."""
 
-    A group within a host uses its links. One across hosts is held by the network cards of all its members on a host.
+    ranks: int
+    inner: int = 1
+    pieces: float = 1.0
+
+
+def ring_seconds(request: EstimateRequest, size: float, ring: Ring, constants: TimeConstants) -> float:
+    """An all-gather or reduce-scatter of `size` bytes.
+
+    A group within a host uses its links, and starts fast. One across hosts is held by the network cards of all its
+    members on a host, and each piece goes from host to host: many hosts take long whatever the size.
     """
-    if ranks <= 1 or size <= 0:
+    if ring.ranks <= 1 or size <= 0:
         return 0.0
     machine = request.machine
-    per_host = max(1, machine.devices_per_host // inner)
+    per_host = max(1, machine.devices_per_host // ring.inner)
     rate = machine.device.link_bytes_per_second * constants.link
-    if ranks > per_host:
+    starts = max(1, (min(ring.ranks, per_host) - 1).bit_length()) * constants.collective_seconds
+    if ring.ranks > per_host:
         # neighbours of other groups on the host use their own cards
         rate = min(rate, per_host * machine.across_bytes_per_second * constants.network)
-    steps = max(1, (ranks - 1).bit_length())
-    return size * (ranks - 1) / ranks / rate + steps * constants.collective_seconds
+        starts += (ring.ranks / per_host - 1) * constants.hop_seconds
+    return size * (ring.ranks - 1) / ring.ranks / rate + ring.pieces * starts
 
 
 def _tensor_parallel(request: EstimateRequest, constants: TimeConstants) -> float:
     """Exchanges of one layer in one direction: two all-reduces of the stream."""
     tensor = request.degrees.tensor
     size = request.tokens * request.shape.hidden * request.element_bytes
-    once = 4 * ring_seconds(request, size, tensor, 1, constants)
+    once = 4 * ring_seconds(request, size, Ring(tensor), constants)
     return once * (0.5 if request.software.overlapped_tensor_parallel else 1)
 
 
@@ -295,17 +307,32 @@ def _pipeline(request: EstimateRequest, of_micro: float, constants: TimeConstant
     ]
 
 
+def _pieces(request: EstimateRequest, size: float) -> float:
+    """Collectives for `size` bytes: a layer's at stage 3, else buckets."""
+    if request.stage == 3:
+        return request.shape.layers / request.degrees.pipeline
+    return max(1.0, size / BUCKET_BYTES)
+
+
+def _reduce_seconds(request: EstimateRequest, size: float, constants: TimeConstants) -> float:
+    """Gradients to their owners: within the group that shares the states, then between the copies of that group."""
+    tensor, group = request.degrees.tensor, request.shards
+    within = ring_seconds(request, size, Ring(group, tensor, _pieces(request, size)), constants)
+    copies = Ring(request.degrees.shards // group, tensor * group, _pieces(request, size / group))
+    return within + 2 * ring_seconds(request, size / group, copies, constants)
+
+
 def _data_parallel(request: EstimateRequest, compute: float, constants: TimeConstants) -> list[TimeItem]:
     """Gathering parameters and reducing gradients, hidden behind the computation as far as it lasts."""
-    degrees, parts = request.degrees, parts_of(request)
-    ranks, inner = degrees.shards, degrees.tensor
-    if ranks == 1:
+    parts = parts_of(request)
+    if request.degrees.shards == 1:
         return []
     e = request.element_bytes
     gradient = 4 if request.engine in ("fsdp", "megatron") and request.master else weight_bytes(request)
-    trained = parts.total * parts.trained_share
-    reduce = ring_seconds(request, trained * gradient, ranks, inner, constants)
-    gather = ring_seconds(request, parts.total * e, ranks, inner, constants)
+    reduce = _reduce_seconds(request, parts.total * parts.trained_share * gradient, constants)
+    size = parts.total * e
+    gathering = Ring(request.shards, request.degrees.tensor, _pieces(request, size))
+    gather = ring_seconds(request, size, gathering, constants)
     micro = request.accumulation
     if request.engine in ("single", "ddp") or request.stage == 0:
         total, hideable = 2 * reduce, compute * 0.6 / micro
@@ -328,7 +355,7 @@ def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) ->
     """Clipping and the optimizer, on the device or on the host; and the step's fixed time."""
     parts, machine = parts_of(request), request.machine
     sharded = request.stage >= 1 and request.engine not in ("single", "ddp")
-    own = parts.total * parts.trained_share / (request.degrees.shards if sharded else 1)
+    own = parts.total * parts.trained_share / (request.shards if sharded else 1)
     fixed = constants.step_seconds if machine.device.kind == "cuda" else 0.0
     items = [TimeItem("fixed", fixed)]
     if request.optimizer.paged:
