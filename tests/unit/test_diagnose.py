@@ -13,7 +13,8 @@ from fakes.jobs import TESTS
 from headway.cli.main import main
 from headway.diagnose.judge import Diagnosis, diagnose, diagnose_logs, diagnose_run
 from headway.diagnose.streams import parse
-from headway.errors import UserError
+from headway.errors import Diverged, UserError
+from headway.train.health import DISCARDS_IN_A_ROW, Guard
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +212,18 @@ def test_loops_of_skipped_steps() -> None:
     assert "12 lines say so" in of(text).cause
     few = [parse(line.format(65536, 32768), "job.log", n) for n in range(2)]
     assert diagnose(few) is None  # a loss scale that finds its place
+
+
+def test_headways_own_errors_keep_their_own_fix() -> None:
+    guard = Guard(discards_in_a_row=DISCARDS_IN_A_ROW - 1)
+    with pytest.raises(Diverged) as caught:
+        guard.after(77, applied=False)
+    found = diagnose_run(f"Diverged: {caught.value}", 0, [])
+    assert found is not None
+    assert found.name == "not-finite"
+    unknown = diagnose_run("DataError: row 3 has no text\n    fix: remove it", 1, [])
+    assert unknown is not None
+    assert (unknown.name, unknown.rank, unknown.fix) == ("other", 1, "remove it")
 
 
 def test_a_module_that_one_host_lacks() -> None:

@@ -22,6 +22,7 @@ _WATCHDOG = re.compile(
 _OVERFLOW = re.compile(
     r"OVERFLOW!.*Skipping step|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*nan", re.I
 )
+_OTHER = "no known pattern: the error's own words say what happened"
 _LOOP = 5  # skipped or non-finite steps in a row
 
 
@@ -96,10 +97,10 @@ def diagnose_run(failure: str, rank: int | None, logs: Sequence[Path]) -> Diagno
 
 
 def _words(failure: str, rank: int | None) -> Diagnosis | None:
+    """Of an error that no signature knows: its own words, and its own fix where it names one."""
     if not failure:
         return None
-    cause = "no known pattern: the error's own words say what happened"
-    return Diagnosis("other", rank, failure.splitlines()[0], "the run's record", cause, "headway show RUN --logs")
+    return Diagnosis("other", rank, failure.splitlines()[0], "the run's record", _OTHER, "headway show RUN --logs")
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -151,12 +152,20 @@ def _errors(lines: Sequence[Line]) -> list[_Seen]:
             cause, fix = signature.words(match)
             found.append(_Seen(line, signature.strength, signature.name, cause, fix, order))
         elif (match := EXCEPTION.match(text)) is not None and line.text[:1] not in " \t":
-            if order + 1 < len(lines) and recognise(lines[order + 1].text) is not None:
+            below = lines[order + 1].text if order + 1 < len(lines) else ""
+            if _may_be_error(below) and recognise(below) is not None:
                 continue  # a heading: what it heads is the error
-            cause = "no known pattern: the error's own words say what happened"
-            fix = f"read the lines above {line.file}:{line.number}"
-            found.append(_Seen(line, "strong", "other", cause, fix, order))
+            fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
+            found.append(_Seen(line, "strong", "other", _OTHER, fix, order))
     return _without_chains(found, lines)
+
+
+def _own_fix(lines: Sequence[Line], order: int) -> str:
+    """Headway's own errors say their fix in one of the next lines."""
+    for line in lines[order + 1 : order + 8]:
+        if match := re.match(r"\s+fix: (.+)", line.text):
+            return match[1]
+    return ""
 
 
 def _may_be_error(text: str) -> bool:

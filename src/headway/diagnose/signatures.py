@@ -200,7 +200,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # --- numbers ---
     _sign(
         "not-finite",
-        r"Current loss scale already at minimum|loss or gradients? (?:stayed|were|are) non-?finite|\bDiverged\b"
+        r"Current loss scale already at minimum|\bDiverged\b|loss or gradients? (?:stayed|were|are) (?:non-?"
+        r"|not )finite"
         r"|non-finite (?:loss|gradient)|loss is (?:nan|inf)|(?:nan|inf)(?:s)? (?:in|detected)",
         "loss or gradients stayed NaN or infinite",
         "lower optimizer.lr or a longer optimizer.warmup; optimizer.clip=1.0; bf16 or fp32 in place of fp16 "
