@@ -139,9 +139,10 @@ def _row(record: Record, skip: int) -> dict[str, Any]:
 def _save(result: dict[str, Any], options: argparse.Namespace) -> None:
     """After every round, so that a session that is cut short leaves what it measured."""
     options.results.mkdir(parents=True, exist_ok=True)
-    name = f"{result['date']}-{machine.slug(result['machine'])}.json"
+    part = "".join(f"-{word.strip()}" for word in options.only.split(",") if word.strip())  # never over a full session
+    name = f"{result['date']}-{machine.slug(result['machine'])}{part}.json"
     (options.results / name).write_text(json.dumps(result, indent=1) + "\n")
-    (options.results / "latest.md").write_text(report.markdown(result))
+    (options.results / f"latest{part}.md").write_text(report.markdown(result))
 
 
 if __name__ == "__main__":
