@@ -27,6 +27,7 @@ import machine
 
 ROOT = Path(__file__).parents[1]
 _STEPS = 9
+_STEPS_FOR_MEMORY = 4  # the peak stands after the second
 _FILE = """\
 model:  {{config: {{arch: llama, hidden: {hidden}, layers: {layers}, heads: {heads}, vocab: {vocab}}},
          tokenizer: {{train: 2000}}}}
@@ -57,11 +58,11 @@ class Setting:
     planned: list[dict[str, Any]] = field(default_factory=list)
     actual: list[dict[str, Any]] = field(default_factory=list)
 
-    def text(self) -> str:
+    def text(self, steps: int) -> str:
         heads = max(1, self.hidden // 64)
         values = {name: getattr(self, name) for name in ("hidden", "layers", "vocab", "sequence", "micro", "batch")}
         on = str(self.checkpointing).lower()
-        return _FILE.format(**values, heads=heads, strategy=self.strategy, checkpointing=on, steps=_STEPS)
+        return _FILE.format(**values, heads=heads, strategy=self.strategy, checkpointing=on, steps=steps)
 
 
 OFFLOADED = "{kind: zero-2, offload: cpu}"
@@ -92,7 +93,7 @@ def main() -> int:
             if options.only != "memory":
                 _headway(folder, "calibrate")
             for setting in settings:
-                _run(folder, setting, number)
+                _run(folder, setting, number, _STEPS_FOR_MEMORY if options.only == "memory" else _STEPS)
                 loads.append(os.getloadavg()[0])
                 print(_line(setting), flush=True)
     text = _report(settings, loads, options)
@@ -126,9 +127,9 @@ def _headway(folder: Path, *words: str) -> None:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
 
 
-def _run(folder: Path, setting: Setting, number: int) -> None:
+def _run(folder: Path, setting: Setting, number: int, steps: int) -> None:
     file = folder / "run.yaml"
-    file.write_text(setting.text())
+    file.write_text(setting.text(steps))
     name = f"r{number}-{SETTINGS.index(setting)}"
     _headway(folder, "train", str(file), "--plain", "--name", name)
     run = max((folder / "runs").glob(f"{name}*"), key=lambda path: path.stat().st_mtime)

@@ -28,12 +28,15 @@ from headway.plan.setting import (
 Precision = Literal["fp32", "bf16", "fp16"]
 
 GIB = 1024**3
-# What a CPU worker holds beside the other items: 0.36 GiB for the imports of torch, transformers and deepspeed and a
-# gloo group, the rest matrix scratch and the loader (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24).
-CPU_RUNTIME_BYTES = int(0.45 * GIB)
-# glibc keeps freed blocks of up to 32 MiB. With this share the sum is within 8 % of the peak resident set of ddp and
-# zero-2, with and without checkpointing, and zero-3 without (3 M and 28 M parameters); zero-3 with is 15 % low.
-CPU_ALLOCATOR_SHARE = 0.15
+# What a CPU worker holds beside the other items: 442 MiB measured in a forked rank that has joined its gloo group and
+# built nothing yet (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24); 30 more when the tokenizer, the store and
+# the loader's thread stand; the rest is matrix scratch and code that the first step touches.
+CPU_RUNTIME_BYTES = 500 * 1024**2
+# What DeepSpeed's engine brings: its communication layer, hooks and small buffers.
+CPU_DEEPSPEED_BYTES = 30 * 1024**2
+# glibc keeps freed blocks of up to 32 MiB, in pieces that do not always fit what is asked for next.
+# docs/planning.md has the peaks of twelve runs beside these figures.
+CPU_ALLOCATOR_SHARE = 0.20
 # The process of a GPU on its host: the libraries, larger in CUDA builds.
 CUDA_HOST_BYTES = int(2.0 * GIB)
 # Left to the operating system on a CPU-only machine, once a host.
@@ -108,7 +111,8 @@ def estimate_memory(request: MemoryRequest) -> MemoryPlan:
     if request.cluster.device == "cuda":
         return _on_gpu(request)
     items = [*model_states(request), *_gathered(request), *_step_items(request), *_buckets(request)]
-    items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES)]
+    own = CPU_DEEPSPEED_BYTES if request.strategy.kind == "deepspeed" else 0
+    items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES + own)]
     limit = device_limit_bytes(request.cluster, request.processes)
     kept = tuple(item for item in items if item.device_bytes or item.host_bytes)
     return MemoryPlan(items=kept, device_limit_bytes=limit)
@@ -227,10 +231,13 @@ def _gathered(request: MemoryRequest) -> list[MemoryItem]:
 def _buckets(request: MemoryRequest) -> list[MemoryItem]:
     """Gradients on their way: one bucket, two where communication overlaps the backward pass (stages 1 and 2).
 
-    DDP's buckets are the gradients themselves (gradient_as_bucket_view). Stage 3 sorts a full bucket into partitions,
+    DDP's buckets are the gradients themselves (gradient_as_bucket_view), but for those that accumulate: a micro batch
+    without exchange makes gradients of its own, and the buckets stand beside them. Stage 3 sorts a full bucket into partitions,
     a second copy, and receives its own.
     """
     strategy = request.strategy
+    if strategy.kind == "ddp" and request.accumulates and request.processes > 1:
+        return [_item("communication buckets", 4 * request.shape.trainable_parameters)]
     if strategy.kind != "deepspeed" or strategy.stage == 0:
         return []
     size = strategy.reduce_bucket_elements * request.element_bytes

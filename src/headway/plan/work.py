@@ -70,6 +70,7 @@ def request_of(plan: Plan) -> MemoryRequest:
         loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
         attention=plan.model.attention,
         adapter_dropout=plan.adapter is not None and plan.adapter.dropout > 0,
+        global_sequences=plan.batch.global_sequences,
         language=plan.task.kind != "classification",
     )
 
