@@ -42,5 +42,5 @@ def test_a_measured_machine(
     assert rates.link_bytes_per_second > 1e5
     assert any((rates.layer_flops, rates.stream_bytes_per_second, rates.layer_seconds))
     assert not list(Path().glob(".headway-rate-*"))
-    plan = calibrating._plan(file.facts(), TINY[0])
+    plan = calibrating.setting_plan(file.facts(), TINY[0])
     assert promise(plan)["measured"] == file.measured

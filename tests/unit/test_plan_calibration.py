@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fakes.plans import LAPTOP, SMALL, plan_of
-from headway.api.calibrating import _ON_CPU, _ON_GPU, _plan, cluster_file
+from headway.api.calibrating import _ON_CPU, _ON_GPU, cluster_file, setting_plan
 from headway.facts.clusterfile import Rates
 from headway.facts.wanted import wanted_cluster
 from headway.plan.calibrated import measured_times
@@ -18,7 +18,7 @@ MACHINE = (1 / 4e10, 1 / 3e9, 2e-4, 1 / 2e8)  # seconds of a FLOP, a kept byte, 
 
 
 def test_a_synthetic_machine_is_found_again() -> None:
-    plans = [_plan(LAPTOP, setting) for setting in _ON_CPU]
+    plans = [setting_plan(LAPTOP, setting) for setting in _ON_CPU]
     works = [work_of(plan) for plan in plans]
     seconds = [sum(a * b for a, b in zip(terms_of(work), MACHINE, strict=True)) for work in works]
     assert fit_terms(works, seconds) == pytest.approx(MACHINE, rel=1e-3)
@@ -39,7 +39,7 @@ def test_a_synthetic_machine_is_found_again() -> None:
 
 
 def test_a_term_that_nothing_shows_is_zero_and_none_is_negative() -> None:
-    works = [work_of(_plan(LAPTOP, setting)) for setting in _ON_CPU]
+    works = [work_of(setting_plan(LAPTOP, setting)) for setting in _ON_CPU]
     flops_only = [work.flops / 1e10 for work in works]
     found = fit_terms(works, flops_only)
     assert found[0] == pytest.approx(1e-10, rel=1e-6)
@@ -50,7 +50,7 @@ def test_a_term_that_nothing_shows_is_zero_and_none_is_negative() -> None:
 
 def test_the_settings_for_gpus_are_legal_plans_of_one_process_a_gpu() -> None:
     for setting in _ON_GPU:
-        plan = _plan(wanted_cluster("4xA100-80GB").facts, setting)
+        plan = setting_plan(wanted_cluster("4xA100-80GB").facts, setting)
         assert (plan.launch.processes, plan.launch.backend, plan.numerics.precision) == (4, "nccl", "bf16")
 
 

@@ -57,9 +57,21 @@ def calibrate(device: Literal["auto", "cpu", "cuda"] = "auto", name: str = "") -
         WorkerFailed: a rank could not measure, with its own words.
     """
     cluster = probe_cluster(device)
+    plans = reference_plans(cluster)
+    return cluster_file(cluster, plans, measure(cluster, plans), name or cluster.device_name)
+
+
+def reference_plans(cluster: ClusterFacts) -> list[Plan]:
+    """The settings that the rates of a step are fitted to."""
     warm_up(cluster.device)
-    settings = _ON_CPU if cluster.device == "cpu" else _ON_GPU
-    plans = [_plan(cluster, setting) for setting in settings]
+    return [setting_plan(cluster, setting) for setting in (_ON_CPU if cluster.device == "cpu" else _ON_GPU)]
+
+
+def measure(cluster: ClusterFacts, plans: list[Plan]) -> dict[str, Any]:
+    """What the ranks of this machine measured: rates, and the seconds of a step of each plan, which take turns.
+
+    Raises WorkerFailed with the first rank's own words.
+    """
     with tempfile.TemporaryDirectory(prefix="headway-calibrate-") as folder:
         run = RunDir(Path(folder) / "rates")
         run.log_folder.mkdir(parents=True)
@@ -71,11 +83,10 @@ def calibrate(device: Literal["auto", "cpu", "cuda"] = "auto", name: str = "") -
         status = run_job(JobSpec(run.path, plans[0].launch), lambda: None, LocalOptions(worker_module=WORKER))
         if status.failure is not None:
             raise WorkerFailed(f"rank {status.failure.rank} could not measure: {status.failure.error}")
-        measured = cast("dict[str, Any]", json.loads((run.path / "rates.json").read_text()))
-    return cluster_file(cluster, plans, measured, name or cluster.device_name)
+        return cast("dict[str, Any]", json.loads((run.path / "rates.json").read_text()))
 
 
-def _plan(cluster: ClusterFacts, setting: tuple[int, ...]) -> Plan:
+def setting_plan(cluster: ClusterFacts, setting: tuple[int, ...]) -> Plan:
     """One setting as a plan: every rank by itself, so that no exchange is in its time."""
     hidden, layers, ffn, vocab, sequence, micro, accumulation = setting
     head = 64 if hidden < 4096 else 128

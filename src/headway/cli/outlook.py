@@ -72,16 +72,15 @@ def _bars(rows: Sequence[tuple[str, float, str]], whole: float) -> None:
     if not sys.stdout.isatty():
         tables.print_lines(aligned([(name, text, "#" * _length(size, whole)) for name, size, text in rows]))
         return
+    from rich.bar import Bar
     from rich.console import Console
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     for name, size, text in rows:
         share = size / whole if whole else 0.0
         colour = "cyan" if name == "together" else "green"
-        bar = ProgressBar(total=1.0, completed=share, width=_BAR, complete_style=colour, finished_style="red")
-        table.add_row(f"  {name}", text, bar)
+        table.add_row(f"  {name}", text, Bar(1.0, 0.0, min(share, 1.0), width=_BAR, color=colour))
     Console(highlight=False).print(table)
 
 

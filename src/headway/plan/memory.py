@@ -35,7 +35,7 @@ CPU_RUNTIME_BYTES = 500 * 1024**2
 # What DeepSpeed's engine brings: its communication layer, hooks and small buffers.
 CPU_DEEPSPEED_BYTES = 30 * 1024**2
 # glibc keeps freed blocks of up to 32 MiB, in pieces that do not always fit what is asked for next.
-# docs/planning.md has the peaks of twelve runs beside these figures.
+# bench/planner_here.py holds it to the peaks of twelve runs.
 CPU_ALLOCATOR_SHARE = 0.20
 # The process of a GPU on its host: the libraries, larger in CUDA builds.
 CUDA_HOST_BYTES = int(2.0 * GIB)
@@ -232,8 +232,8 @@ def _buckets(request: MemoryRequest) -> list[MemoryItem]:
     """Gradients on their way: one bucket, two where communication overlaps the backward pass (stages 1 and 2).
 
     DDP's buckets are the gradients themselves (gradient_as_bucket_view), but for those that accumulate: a micro batch
-    without exchange makes gradients of its own, and the buckets stand beside them. Stage 3 sorts a full bucket into partitions,
-    a second copy, and receives its own.
+    without exchange makes gradients of its own, and the buckets stand beside them. Stage 3 sorts a full bucket into
+    partitions, a second copy, and receives its own.
     """
     strategy = request.strategy
     if strategy.kind == "ddp" and request.accumulates and request.processes > 1:

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from headway.run.paths import RunDir
 from headway.task.seam import Batch
 from headway.train import environment
 from headway.train.context import RankContext, join, leave, seed_everything
-from headway.train.peak import flops_per_token, matmul_flops
+from headway.train.peak import matmul_flops
 from headway.train.worker import StopSignals, as_rank
 
 RATES = "rates.json"
@@ -48,7 +49,7 @@ def main(run_dir: str) -> int:
 
 
 def _work(run: RunDir, _: StopSignals) -> None:
-    plans = [Plan.model_validate_json(path.read_text()) for path in sorted(run.path.glob(SETTING.format("*")))]
+    plans = [Plan.model_validate_json(path.read_text()) for path in _settings(run)]
     environment.prepare(plans[0].launch.device)
     context = RankContext.from_environment()
     device = join(context, plans[0])
@@ -60,16 +61,19 @@ def _work(run: RunDir, _: StopSignals) -> None:
         "link": _link(device),
         "host_bytes_per_second": _host_rate(device),
         "disk_bytes_per_second": _disk_rate(Path(job["disk"])) if context.rank == 0 else None,
-        "steps": [],
     }
     barrier()
-    for plan in plans:
-        found["steps"].append(_step(plan, job["seconds_each"]))
+    found["steps"] = _steps(plans, job["seconds_each"], device)
     if context.rank == 0:
         temporary = run.path / f"{RATES}.tmp"
         temporary.write_text(json.dumps(found))
         temporary.replace(run.path / RATES)
     leave()
+
+
+def _settings(run: RunDir) -> list[Path]:
+    """setting-0.json, setting-1.json, ... in the order of their numbers."""
+    return sorted(run.path.glob(SETTING.format("*")), key=lambda path: int(path.stem.partition("-")[2]))
 
 
 def _slowest(rate: float) -> float:
@@ -142,35 +146,52 @@ def _disk_rate(folder: Path) -> float | None:
         path.unlink(missing_ok=True)
 
 
-def _step(plan: Plan, seconds: float) -> dict[str, Any]:
-    """Median seconds of one real training step, of the slowest rank, after one to warm up."""
-    seed_everything(plan.numerics.seed, world()[0])
-    task = resolve("task", plan.task.kind)(plan)
-    engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source_of(plan), task, plan)
-    batches = [_batch(plan, task) for _ in range(plan.batch.accumulation)]
+@dataclass
+class _Bench:
+    """One setting's engine with a step of random tokens, and how long its steps took."""
 
-    def step() -> None:
-        engine.train_step(batches, 1e-4, lambda means, norm: True)
+    plan: Plan
+    engine: Engine
+    batches: list[Batch]
+    taken: list[float] = field(default_factory=list[float])
 
-    step()
-    barrier()
-    taken: list[float] = []
+    @staticmethod
+    def of(plan: Plan) -> _Bench:
+        seed_everything(plan.numerics.seed, world()[0])
+        task = resolve("task", plan.task.kind)(plan)
+        engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source_of(plan), task, plan)
+        return _Bench(plan, engine, [_batch(plan, task) for _ in range(plan.batch.accumulation)])
+
+    def step(self) -> None:
+        barrier()
+        before = time.perf_counter()
+        self.engine.train_step(self.batches, 1e-4, lambda means, norm: True)
+        _wait(self.engine.device)
+        self.taken.append(time.perf_counter() - before)
+
+
+def _steps(plans: list[Plan], seconds: float, device: torch.device) -> list[dict[str, Any]]:
+    """Median seconds of a real training step of each setting, of the slowest rank.
+
+    The settings take turns, so that load from elsewhere falls on all of them alike; the first turn warms up.
+    """
+    benches = [_Bench.of(plan) for plan in plans]
+    for bench in benches:
+        bench.step()
+        bench.taken.clear()
     started = time.perf_counter()
     go_on = True
     while go_on:
-        before = time.perf_counter()
-        step()
-        _wait(engine.device)
-        taken.append(time.perf_counter() - before)
-        over = len(taken) >= _LEAST_STEPS and time.perf_counter() - started > seconds
+        for bench in benches:
+            bench.step()
+        rounds = len(benches[0].taken)
+        over = rounds >= _LEAST_STEPS and time.perf_counter() - started > seconds * len(plans)
         # Steps hold collectives, so all ranks must make as many.
-        go_on = len(taken) < _MOST_STEPS and not sum_over_ranks({"over": float(over)}, engine.device)["over"]
-    engine.close()
-    return {
-        "seconds": max(exchange(statistics.median(taken))),
-        "flops": flops_per_token(plan.shape, plan.data.sequence),
-        "steps": len(taken),
-    }
+        go_on = rounds < _MOST_STEPS and not sum_over_ranks({"over": float(over)}, device)["over"]
+    found = [{"seconds": max(exchange(statistics.median(each.taken))), "steps": len(each.taken)} for each in benches]
+    for bench in benches:
+        bench.engine.close()
+    return found
 
 
 def _batch(plan: Plan, task: Any) -> Batch:
