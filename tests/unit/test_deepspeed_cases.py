@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.plans import A100_8, LAPTOP, facts_of
 
+from fakes.plans import A100_8, LAPTOP, facts_of
+from headway.api.in_force import effective_of
 from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
 from headway.config.json_text import parse_json
-from headway.config.load import LoadedRun, from_mapping, read_text
+from headway.config.load import LoadedRun, from_mapping, load_run, read_text
 from headway.errors import ConfigError, HeadwayError, PlanError, Problem
 from headway.parallel.deepspeed_config import deepspeed_config
 from headway.plan.deepspeed_json import resolved_autos
@@ -170,3 +171,97 @@ def test_cfg_23_an_unknown_optimizer_is_refused_with_the_nearest_and_the_list(fi
     assert problem.key == "optimizer.type"
     assert "did you mean AdamW?" in problem.rule
     assert "AdamW, Adam, SGD, RMSprop" in problem.fix
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize(("number", "stage"), [(1, 2), (2, 3)])
+def test_the_guides_files_plan_as_they_stand_on_gpus_and_by_one_word_on_a_cpu(number: int, stage: int) -> None:
+    path = RECIPES / f"tiny-causal_lm-zero{stage}-json.yaml"
+    assert (RECIPES / f"ds_config_guide{number}.json").read_bytes() == (
+        CASES / f"ds_config_guide{number}.json"
+    ).read_bytes()
+    on_gpus = load_run(path)
+    made = make_plan(on_gpus, facts_of(on_gpus, A100_8, vocab=2000))
+    config = deepspeed_config(made)
+    assert (config["fp16"]["enabled"], config["bf16"]["enabled"]) == (True, False)
+    assert config["zero_optimization"]["stage"] == stage
+    assert config["train_batch_size"] == (16 * 8 if number == 1 else 32)
+    on_a_cpu = load_run(path, ["train.precision=fp32"])
+    assert make_plan(on_a_cpu, facts_of(on_a_cpu, LAPTOP, vocab=2000)).numerics.precision == "fp32"
+    with pytest.raises(PlanError, match="fp16"):
+        make_plan(on_gpus, facts_of(on_gpus, LAPTOP, vocab=2000))
+
+
+def test_every_value_in_force_names_its_place() -> None:
+    run = load("cfg-13/ds_config.json", train__seed=7, launch__processes=4)
+    found = effective_of(run, make_plan(run, facts_of(run, LAPTOP)))
+    origins = {row.key: (row.value, row.origin) for row in found.run}
+    assert origins["train.seed"] == (7, "override (--set)")
+    assert origins["train.micro_batch"] == (4, "ds_config.json:2")
+    assert origins["train.log_every"] == (1, "default")
+    assert origins["train.sequence"][1] == "<dict>"
+    assert origins["launch.threads"][1].startswith("derived: ")
+    assert origins["optimizer.betas"] == (
+        [0.9, 0.999],
+        "ds_config.json:6 (DeepSpeed's default of optimizer.params.betas)",
+    )
+    engine = {row.key: (row.value, row.origin) for row in found.engine}
+    assert engine["train_batch_size"] == (48, "train.global_batch: ds_config.json:13")
+    assert engine["zero_optimization.stage"] == (1, "strategy.stage: ds_config.json:11")
+    assert all(row.origin for row in (*found.run, *found.engine))
+
+
+def test_the_run_file_may_not_contradict_and_an_override_may() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(
+            {
+                "model": {
+                    "config": {"arch": "llama", "hidden": 8, "layers": 1, "heads": 1},
+                    "tokenizer": {"train": 300},
+                },
+                "data": {"train": "*.txt"},
+                "train": {"length": "20 steps", "sequence": 32, "micro_batch": 2, "accumulation": 3},
+                "optimizer": {"lr": 3e-4, "clip": 0.5},
+                "strategy": {"kind": "deepspeed", "config": "ds_config.json", "stage": 3},
+            },
+            base=CASES / "cfg-13",
+        )
+    found = {problem.key: problem.rule for problem in caught.value.problems}
+    assert found == {
+        "train.micro_batch": "contradicts train_micro_batch_size_per_gpu = 4 (ds_config.json:2)",
+        "strategy.stage": "contradicts zero_optimization.stage = 1 (ds_config.json:11)",
+    }
+    run = load("cfg-13/ds_config.json", train__micro_batch=2, train__accumulation=6)
+    assert run.deepspeed is not None
+    said = [notice for notice in run.deepspeed.notices if "is overridden" in notice]
+    assert len(said) == 2
+    assert run.config.train.micro_batch == 2
+
+
+def test_auto_of_the_models_width_is_as_in_transformers(tmp_path: Path) -> None:
+    zero = {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    }
+    data = {"train_batch_size": 8, "zero_optimization": zero}
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    run = from_mapping(
+        {
+            "model": {"config": {"arch": "llama", "hidden": 64, "layers": 2, "heads": 4}, "tokenizer": {"train": 300}},
+            "data": {"train": "*.txt"},
+            "train": {"length": "20 steps", "sequence": 32},
+            "optimizer": {"lr": 1e-3},
+            "strategy": {"kind": "deepspeed", "config": "ds.json"},
+        },
+        base=tmp_path,
+    )
+    made = make_plan(run, facts_of(run, LAPTOP))
+    config = deepspeed_config(made)["zero_optimization"]
+    assert config["reduce_bucket_size"] == 64 * 64
+    assert config["stage3_prefetch_bucket_size"] == int(0.9 * 64 * 64)
+    assert config["stage3_param_persistence_threshold"] == 640
+    assert all("hidden" in str(found) for found in resolved_autos(run, made))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_deepspeed_mutations import VALID
 
+from fakes.deepspeed_files import VALID
 from headway.config.deepspeed_check import judge_json
 from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
 from headway.config.deepspeed_models import MODELS, Release, from_plain, installed, installed_release, models_of

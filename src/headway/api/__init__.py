@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from headway.api.in_force import Effective
     from headway.api.outlooks import Inquiry
     from headway.api.preparing import Planned
     from headway.certify.schema import Certificate
@@ -61,6 +62,20 @@ def learn(runs: Sequence[str], cluster: Path | None = None) -> tuple[Path, Learn
     from headway.api import learning
 
     return learning.learn([find_run(run) for run in runs], cluster)
+
+
+def effective(path: Path, overrides: Sequence[str] = ()) -> Effective:
+    """Each value in force with the file and line, override, default or reason that it comes from. As `plan` raises."""
+    from headway.api import in_force
+
+    return in_force.effective(path, overrides)
+
+
+def effective_of(planned: Planned) -> Effective:
+    """The same of a plan that is made, for this machine or another."""
+    from headway.api import in_force
+
+    return in_force.effective_of(planned.loaded, planned.plan)
 
 
 def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:

@@ -24,6 +24,7 @@ from headway.facts.model_config import ModelOrigin, resolve_model
 from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
 from headway.facts.shape import OwnModel, probe_own, shape_of
 from headway.model.identity import weights_identity
+from headway.plan.live import LIVE_FINDINGS
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import CodePlan, Plan
 from headway.plan.tasks import SOME_LABELS
@@ -49,9 +50,15 @@ def load(path: Path, overrides: Sequence[str]) -> LoadedRun:
     return load_run(path, overrides)
 
 
-def reload(run: RunDir, origin: Path, overrides: Sequence[str]) -> LoadedRun:
-    """The run directory's copy of the run file, with paths relative to where it once stood."""
-    return load_text(run.config.read_text(encoding="utf-8"), origin, overrides)
+def reload(run: RunDir, origin: Path, overrides: Sequence[str], added: Sequence[str] = ()) -> LoadedRun:
+    """The run directory's copy of the run file, with paths relative to where it once stood.
+
+    added: overrides of a resume. The copy of the DeepSpeed JSON holds unless they name another.
+    """
+    named_anew = any(text.partition("=")[0].strip() in ("strategy", "strategy.config") for text in added)
+    kept = run.deepspeed_json.is_file() and not named_anew
+    json = run.deepspeed_json.read_text(encoding="utf-8") if kept else None
+    return load_text(run.config.read_text(encoding="utf-8"), origin, [*overrides, *added], json)
 
 
 def prepare_data(
@@ -161,6 +168,7 @@ def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) ->
     """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
     report = run_checks(plan, loaded, folder)
     used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
+    used += tuple(name for name in dict.fromkeys(force) if name in LIVE_FINDINGS)  # the ranks look for these
     return Planned(plan.model_copy(update={"forced": used}), report.forced(force), loaded)
 
 

@@ -16,6 +16,7 @@ from headway.api.preparing import Planned
 from headway.certify import shelf
 from headway.certify.schema import Certificate
 from headway.cli.seam import Outcome, Screen
+from headway.config.load import LoadedRun
 from headway.data.samples import decode_sample, excerpt
 from headway.data.store import open_split
 from headway.errors import HeadwayError, Stopped, WorkerFailed, exit_codes
@@ -62,11 +63,18 @@ def make_run(planned: Planned, certificate: Certificate | None) -> RunDir:
     """The run directory, whole before a worker starts: run file, plan, record."""
     plan, loaded = planned.plan, planned.loaded
     run = create(Path(loaded.config.runs), plan.name)
-    run.config.write_text(loaded.text, encoding="utf-8")
+    keep_words(run, loaded)
     write_plan(plan, run.plan)
     copy_code(plan.code, run)
     write_record(run, gather_record(plan, sys.argv, code=loaded.base) | origin_of(planned, certificate))
     return run
+
+
+def keep_words(run: RunDir, loaded: LoadedRun) -> None:
+    """Copies of what the user wrote, so that a resume reads the same."""
+    run.config.write_text(loaded.text, encoding="utf-8")
+    if loaded.deepspeed is not None:
+        run.deepspeed_json.write_text(loaded.deepspeed.text, encoding="utf-8")
 
 
 def origin_of(planned: Planned, certificate: Certificate | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from headway.certify.inspecting import zero_stage
 from headway.parallel.ddp import TorchEngine
+from headway.parallel.live import zero_stage
 from headway.parallel.seam import Engine
 from headway.task.seam import Batch
 from headway.train.build import Parts

@@ -1,4 +1,4 @@
-"""What a live engine holds: whole gradients and moments, bytes of state, the settings that it was really built with."""
+"""What a live engine holds: whole gradients and moments, bytes of state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from headway.model.naming import named_state
-from headway.parallel.ddp import TorchEngine
 from headway.parallel.deepspeed import DeepSpeedEngine
+from headway.parallel.live import moments, torch_optimizer, zero_stage
 from headway.parallel.seam import Engine
 
 
@@ -22,11 +22,6 @@ def full_gradients(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in named_state(engine.module):
         if parameter.requires_grad:
             yield name, _gradient(parameter, stage).detach().float().cpu().clone() / _scale(engine)
-
-
-def zero_stage(engine: Engine) -> int:
-    """0 for engines that partition nothing."""
-    return engine.engine.zero_optimization_stage() if isinstance(engine, DeepSpeedEngine) else 0
 
 
 def _gradient(parameter: Any, stage: int) -> torch.Tensor:
@@ -49,17 +44,11 @@ def state_bytes(engine: Engine) -> dict[str, int]:
     stage = zero_stage(engine)
     parameters: list[Any] = list(engine.module.parameters())
     weights = [parameter.ds_tensor if stage == 3 else parameter for parameter in parameters]
-    states = [*_moments(_torch_optimizer(engine)), *_master_copies(engine, stage)]
+    states = [*moments(_optimizer(engine)), *_master_copies(engine, stage)]
     found = {"parameters": _elements_bytes(weights), "optimizer states": _elements_bytes(states)}
     if stage == 3:
         found["kept whole"] = max((p.ds_numel for p in parameters if p.data.numel() == p.ds_numel > 1), default=0)
     return found
-
-
-def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The optimizer's element-wise state; counters are left out."""
-    every = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in every if isinstance(value, torch.Tensor) and value.numel() > 1]
 
 
 def _elements_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -82,8 +71,11 @@ def gradient_bytes(engine: Engine) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
-    return engine.optimizer if isinstance(engine, TorchEngine) else engine.partition.torch_optimizer
+def _optimizer(engine: Engine) -> torch.optim.Optimizer:
+    found = torch_optimizer(engine)
+    if found is None:
+        raise TypeError(f"{type(engine).__name__} shows no optimizer to weigh")
+    return found
 
 
 def _master_copies(engine: Any, stage: int) -> list[torch.Tensor]:
@@ -92,33 +84,3 @@ def _master_copies(engine: Any, stage: int) -> list[torch.Tensor]:
     if stage in (1, 2):
         return engine.engine.optimizer.single_partition_of_fp32_groups
     return []
-
-
-def settings(engine: Engine) -> dict[str, Any]:
-    """The engine's own view of what the plan asked for."""
-    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in engine.module.parameters()})
-    optimizer = _torch_optimizer(engine)
-    found: dict[str, Any] = {
-        "weights": dtypes,
-        "optimizer": type(optimizer).__name__,
-        "states_on": sorted({tensor.device.type for tensor in _moments(optimizer)}),
-    }
-    if isinstance(engine, DeepSpeedEngine):
-        inner = engine.engine
-        offload = inner.zero_offload_optimizer()
-        parameters = inner.zero_offload_param()
-        found |= {
-            "stage": inner.zero_optimization_stage(),
-            "clip": float(inner.gradient_clipping()),
-            "accumulation": inner.gradient_accumulation_steps(),
-            "micro_batch": inner.train_micro_batch_size_per_gpu(),
-            "world": inner.dp_world_size,
-            "offload_optimizer": _is_offloaded(offload),
-            "offload_parameters": _is_offloaded(parameters),
-        }
-    return found
-
-
-def _is_offloaded(section: Any) -> bool:
-    """Whether DeepSpeed's section names a device (an enum, or its plain name in older releases)."""
-    return section is not None and str(getattr(section.device, "value", section.device)) != "none"

@@ -20,6 +20,7 @@ from headway.certify.schema import (
     Measure,
 )
 from headway.certify.shrink import SAVED_AT
+from headway.plan.live import expected_settings
 from headway.plan.memory import MemoryRequest, model_states, moments_of
 from headway.plan.schema import Plan
 
@@ -243,25 +244,6 @@ def _effects(evidence: Evidence, bounds: Bounds) -> Claim:
 
 def _read_back(settings: dict[str, Any], plan: Plan) -> list[Measure]:
     """One measure a setting that the engine names: 0 where it is as planned, 1 where not."""
-    strategy, batch = plan.strategy, plan.batch
-    sharded = strategy.kind == "deepspeed"
-    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[plan.numerics.precision]
-    wanted: dict[str, Any] = {
-        "weights": [dtype if sharded else "float32"],
-        "optimizer": {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop"}[plan.optimizer.kind],
-    }
-    if moments_of(plan.optimizer):
-        wanted["states_on"] = ["cpu" if strategy.offload_optimizer else plan.launch.device]
-    if sharded:
-        wanted |= {
-            "stage": strategy.stage,
-            "clip": plan.optimizer.clip,
-            "accumulation": batch.accumulation,
-            "micro_batch": batch.micro_batch,
-            "world": batch.data_parallel_size,
-            "offload_optimizer": strategy.offload_optimizer,
-            "offload_parameters": strategy.offload_parameters,
-        }
     return [
         Measure(
             what=f"{key} is {settings.get(key)}",
@@ -269,7 +251,7 @@ def _read_back(settings: dict[str, Any], plan: Plan) -> list[Measure]:
             bound=0,
             where=f"plan: {value}",
         )
-        for key, value in wanted.items()
+        for key, value in expected_settings(plan).items()
     ]
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from headway.certify.effects import Exchanges, measure_effects
-from headway.certify.inspecting import full_gradients, gradient_bytes, settings, state_bytes
+from headway.certify.inspecting import full_gradients, gradient_bytes, state_bytes
 from headway.certify.outcome import OUTCOME, write_outcome
 from headway.certify.reference import filler_name, row_names
 from headway.certify.watching_job import Job
 from headway.parallel.collectives import barrier, exchange, world
+from headway.parallel.live import settings
 from headway.parallel.seam import Engine, EngineState, Guard, Slice, SliceReader, StepResult
 from headway.task.seam import Batch, Totals
 from headway.train.build import Parts

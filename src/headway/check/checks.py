@@ -9,12 +9,13 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from headway.check import environment, fitting, folder, gpus, machine, network, releases
+from headway.check import deepspeed_json, environment, fitting, folder, gpus, machine, network, releases
 from headway.check.host import Machine, MachineCheck
 from headway.check.report import Report, Verdict, yellow
 from headway.check.subject import Check, Subject
 from headway.config.load import LoadedRun
 from headway.errors import Problem, UserError
+from headway.plan.live import LIVE_FINDINGS
 from headway.plan.schema import Plan
 
 LIMIT_SECONDS = 3.0
@@ -32,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "tokenizer": fitting.tokenizer,
     "sequence": fitting.sequence,
     "precision": fitting.precision,
+    "deepspeed-json": deepspeed_json.deepspeed_json,
     "batch": fitting.batch,
     "compiler": machine.compiler,
     "port": machine.port,
@@ -128,14 +130,15 @@ def side_by_side(work: dict[str, Callable[[], Verdict]], limit_seconds: float) -
 
 
 def require_checks(names: Sequence[str]) -> None:
-    """Raises UserError for each name that is no check: a word that was mistyped would pass nothing, in silence."""
+    """Raises UserError for each name that is no finding: a word that was mistyped would pass nothing, in silence."""
+    known = (*NAMES, *LIVE_FINDINGS)
     problems = [
-        Problem("--force", _unknown(name), name, f"one of: {', '.join(NAMES)}") for name in names if name not in NAMES
+        Problem("--force", _unknown(name), name, f"one of: {', '.join(known)}") for name in names if name not in known
     ]
     if problems:
         raise UserError(problems=problems)
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name, NAMES, n=1)
+    near = get_close_matches(name, [*NAMES, *LIVE_FINDINGS], n=1)
     return "is no check" + (f"; did you mean {near[0]}?" if near else "")

@@ -113,7 +113,9 @@ def check_lines(report: Report) -> list[str]:
     lines = [f"checks: {good} of {len(report.verdicts)} are green"]
     for verdict in report.verdicts:
         if verdict.level != "green":
-            lines.append(f"  {verdict.level}: {verdict.name}: {printable(verdict.finding)}")
+            first, *more = verdict.finding.splitlines() or [""]
+            lines.append(f"  {verdict.level}: {verdict.name}: {printable(first)}")
+            lines += [f"    {printable(line)}" for line in more]
             lines += [f"    seen: {printable(verdict.evidence)}"] if verdict.evidence else []
             lines += [f"    fix: {printable(verdict.fix)}"] if verdict.fix else []
     return lines

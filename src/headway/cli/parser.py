@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from headway import __version__
+from headway.cli.deepspeed import overrides_of
 from headway.cli.verbs import VERBS, Verb
 from headway.errors import UserError
 
@@ -108,7 +109,7 @@ def _collect_overrides(options: argparse.Namespace, extra: list[str]) -> None:
         if isinstance(word, str) and _is_override(word):
             taken.append(word)
             setattr(options, name, None)
-    options.overrides = [*taken, *extra, *options.set]
+    options.overrides = [*overrides_of(options), *taken, *extra, *options.set]
 
 
 def _unread(wrong: list[str], parser: _Parser) -> UserError:

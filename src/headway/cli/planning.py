@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli import deepspeed
 from headway.errors import EXIT_OK, CheckFailed, UserError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="print the checks alone; exit code 0: nothing to say, 1: warnings only, 2: something must be fixed",
     )
+    deepspeed.effective_argument(parser)
+    deepspeed.arguments(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
     parser.add_argument(
         "--learn", nargs="+", metavar="RUN", help="correct the cluster file by what these runs measured"
@@ -80,6 +83,8 @@ def run(options: Namespace) -> int:
         return _learn(options)
     if options.check_only:
         return _check_only(options)
+    if options.effective:
+        return _effective(options)
     planned, found = api.look_ahead(_inquiry(options))
     plan, report = planned.plan, planned.report
     red = any(verdict.level == "red" for verdict in report.verdicts)
@@ -128,6 +133,20 @@ def _check_only(options: Namespace) -> int:
     else:
         tables.print_findings(report, every=True)
     return report.exit_code
+
+
+def _effective(options: Namespace) -> int:
+    """Every value in force, on this machine or on that of --on."""
+    from headway import api
+
+    if options.on:
+        found = api.effective_of(api.look_ahead(_inquiry(options))[0])
+    elif options.file is None:
+        raise UserError("--effective is of a run file", fix="headway plan run.yaml --effective")
+    else:
+        found = api.effective(Path(options.file), options.overrides)
+    deepspeed.print_effective(found, as_json=options.json)
+    return EXIT_OK
 
 
 def _inquiry(options: Namespace) -> Inquiry:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headway.cli import doctor, planning
+from headway.cli import deepspeed, doctor, planning
 from headway.cli.tables import print_json
 from headway.errors import EXIT_OK, UserError
 
@@ -82,6 +82,7 @@ def _train_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="RUN_FILE")
     parser.add_argument("--name", help="name of the run; default: the run file's")
     parser.add_argument("--dry-run", action="store_true", help="print the exact commands, start nothing")
+    deepspeed.arguments(parser)
     _screen_arguments(parser)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headway.model.seam import ModelSource
 from headway.parallel.building import build_filled, rank_device
+from headway.parallel.compression import PowerState, compress, forget
 from headway.parallel.optimizers import build_optimizer, decay_groups, materialise_state, set_learning_rate, step_count
 from headway.parallel.seam import Engine, EngineState, Sharding, SliceReader
 from headway.parallel.slices import (
@@ -34,6 +36,7 @@ class TorchEngine(SteppingEngine):
         self.device = next(module.parameters()).device
         self.optimizer = build_optimizer(plan.optimizer, decay_groups(module, plan.optimizer.weight_decay))
         materialise_state(self.optimizer)  # memory runs out at the start or not at all
+        self.compression: PowerState | None = None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=plan.numerics.precision == "fp16")
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -64,6 +67,8 @@ class TorchEngine(SteppingEngine):
             if 0 < clip < grad_norm + 1e-6:
                 torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), clip, norm)
             self.scaler.step(self.optimizer)
+        elif self.compression is not None and not math.isfinite(grad_norm):
+            forget(self.compression)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm, applied
@@ -126,4 +131,7 @@ class DDP:
             broadcast_buffers=False,  # nothing in a transformer's buffers changes during training
             gradient_as_bucket_view=True,
         )
-        return TorchEngine(module, wrapped, task, plan)
+        engine = TorchEngine(module, wrapped, task, plan)
+        if plan.strategy.compression is not None:
+            engine.compression = compress(wrapped, plan.strategy.compression, plan.numerics.seed)
+        return engine

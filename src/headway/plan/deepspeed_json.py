@@ -44,8 +44,12 @@ def judge_json(run: LoadedRun, processes: int, steps: int, ledger: Ledger) -> No
         ledger.refuse("train.length", str(train.length), rule, f"train.length='{said.value} steps', or write \"auto\"")
 
 
-def refuse_off_gpu(asked: StrategyConfig, cluster: ClusterFacts, ledger: Ledger) -> None:
-    """ZeRO++ quantises by CUDA kernels."""
+def refuse_strategy(asked: StrategyConfig, cluster: ClusterFacts, precision: str, ledger: Ledger) -> None:
+    """ZeRO++ quantises by CUDA kernels; PowerSGD's error feedback would outlive a change of the loss scale."""
+    compression = asked.gradient_compression
+    if compression is not None and compression.kind == "powersgd" and precision == "fp16":
+        rule = "does not go with fp16: what it carries over is in units of a loss scale that changes"
+        ledger.refuse("strategy.gradient_compression", "powersgd", rule, "train.precision=bf16, or kind: bf16")
     if cluster.device != "cpu":
         return
     for name in ("quantized_weights", "quantized_gradients"):

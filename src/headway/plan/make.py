@@ -12,7 +12,7 @@ from headway.errors import PlanError
 from headway.facts.model_config import locate_pretrained
 from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
 from headway.plan.batch import sequences_of
-from headway.plan.deepspeed_json import judge_json, refuse_off_gpu, strategy_of, with_engine
+from headway.plan.deepspeed_json import judge_json, refuse_strategy, strategy_of, with_engine
 from headway.plan.intervals import plan_checkpoint, plan_evaluation
 from headway.plan.launching import plan_launch
 from headway.plan.ledger import Ledger
@@ -106,8 +106,8 @@ def _settle(run: LoadedRun, facts: AllFacts, ledger: Ledger) -> _Settled:
     config = run.config
     cluster, train, data = facts.cluster, config.train, facts.data
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
-    refuse_off_gpu(config.strategy, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
+    refuse_strategy(config.strategy, cluster, precision, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
     if config.task.kind == "classification":

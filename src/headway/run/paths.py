@@ -1,7 +1,7 @@
 """The run directory: the one place that knows where things lie, and how a run is named and found.
 
 runs/<name>-<YYYYMMDD-HHMMSS>/
-    run.yaml  plan.json  record.json  record.diff  metrics.jsonl  events.jsonl  job.lock  stop.json
+    run.yaml  deepspeed.json  plan.json  record.json  record.diff  metrics.jsonl  events.jsonl  job.lock  stop.json
     logs/rank-N.log  logs/rank-N.error.json  checkpoints/step-00000100/  export/  tensorboard/  code/
 """
 
@@ -37,6 +37,11 @@ class RunDir:
     def config(self) -> Path:
         """The run file as it was read."""
         return self.path / "run.yaml"
+
+    @property
+    def deepspeed_json(self) -> Path:
+        """The DeepSpeed JSON as it was read, where the run file names one."""
+        return self.path / "deepspeed.json"
 
     @property
     def plan(self) -> Path:

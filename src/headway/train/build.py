@@ -19,6 +19,7 @@ from headway.model.identity import require_base
 from headway.model.seam import ModelSource
 from headway.model.source import source_of
 from headway.parallel.collectives import exchange, world
+from headway.parallel.compression import RESUMED
 from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
 from headway.registry import resolve
@@ -104,6 +105,9 @@ def _resume(parts: Parts) -> None:
             restore_random_state(mine, parts.engine.device)
     parts.progress = Progress.from_state(state)
     parts.resumed_from, parts.notices = ref.name, ref.notices
+    compression = parts.plan.strategy.compression
+    if compression is not None and compression.kind == "powersgd":
+        parts.notices += (RESUMED.format(steps=compression.start_step),)
 
 
 def open_data(plan: Plan, split: Split) -> SampleSource:

@@ -32,6 +32,7 @@ from headway.train.peak import matmul_flops
 from headway.train.progress import Progress
 from headway.train.reporter import Reporter, SilentReporter
 from headway.train.tracking import start_tracker
+from headway.train.verify import verify
 
 _STATE_BYTES = 12  # a parameter in a checkpoint: fp32 weight and two moments, the most that an admitted optimizer has
 _LOOK_SECONDS = 1.0  # how often rank 0 looks for a stop request on the disk
@@ -101,7 +102,7 @@ class Session:
             self.reporter.tracker = start_tracker(self.plan, self.run_dir, self.reporter, resumed_at=at)
         else:
             parts = build(self.plan, self.run_dir, self.context)
-        for notice in parts.notices:
+        for notice in (*parts.notices, *verify(parts.engine, self.plan)):
             self.reporter.event("warning", text=notice)
         if parts.resumed_from:
             # A run that ended between its last save and its export has nothing left to evaluate.
