@@ -47,24 +47,28 @@ def test_fewer_bytes_are_sent(reports: list[dict[str, dict[str, Any]]]) -> None:
     sent = {name: report["sent_bytes"] for name, report in reports[0].items()}
     whole = reports[0]["plain"]["weights"].numel() * 4
     assert sent["bf16"] == sent["fp16"] == whole // 2
-    # Matrices of 32 x 64 at rank 2 are a tenth of themselves; the vectors between them are sent whole.
-    assert 0 < sent["powersgd"] < whole // 5
+    # Matrices of 32 x 64 at rank 2 are a tenth of themselves; the vectors between them are sent whole: 18,304 bytes.
+    assert 0 < sent["powersgd"] < whole // 8
     assert sent["powersgd"] == sent["forgetful"]
 
 
 def test_the_curve_is_nearly_that_of_whole_gradients(reports: list[dict[str, dict[str, Any]]]) -> None:
-    """Measured after 60 steps of four batches: see the bounds, each about three times what was seen."""
+    """After 60 steps of four batches, from 4.18: plain 2.35, bf16 2.41, fp16 2.27; the bounds are thrice what was seen.
+
+    PowerSGD of rank 2 learns on too, the more with its error feedback: 3.24 with, 3.68 without.
+    """
     curves = {name: report["losses"] for name, report in reports[0].items()}
     plain = curves["plain"]
     assert plain[-1] < 0.7 * plain[0], "it does learn"
-    print({name: (curve[-1], reports[0][name]["sent_bytes"]) for name, curve in curves.items()})
     for name, bound in BOUNDS.items():
         assert abs(curves[name][-1] - plain[-1]) < bound, name
+    assert curves["powersgd"][-1] < plain[0] - 0.4 * (plain[0] - plain[-1])
+    assert curves["powersgd"][-1] < curves["forgetful"][-1] < curves["forgetful"][0]
     for name in ("powersgd", "forgetful"):  # whole until then
         assert curves[name][: START - 1] == pytest.approx(plain[: START - 1], rel=1e-5)
 
 
-BOUNDS = {"bf16": 0.05, "fp16": 0.05, "powersgd": 0.6}
+BOUNDS = {"bf16": 0.2, "fp16": 0.25}
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "powersgd"])

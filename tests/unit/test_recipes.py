@@ -48,7 +48,9 @@ def test_every_recipe_has_a_plan_that_fits_its_machine(
         pytest.skip("asks for two processes; its module is counted in a process of its own, once")
     monkeypatch.setattr(preparing, "probe_cluster", lambda device: cluster)
     monkeypatch.chdir(place)
-    plan = preparing.planned(recipe, (), build=False).plan
+    # Two published DeepSpeed files ask for fp16, which no CPU trains: the one word that they need there.
+    overrides = ["train.precision=fp32"] if cluster.device == "cpu" and recipe.stem.endswith("-json") else []
+    plan = preparing.planned(recipe, overrides, build=False).plan
     assert plan.launch.device == cluster.device
     assert plan.launch.processes <= cluster.devices_per_host
     assert used_bytes(plan.memory, plan.cluster) <= plan.memory.device_limit_bytes

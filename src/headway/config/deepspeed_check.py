@@ -14,7 +14,7 @@ from packaging.version import Version
 from headway.config import deepspeed_table as table
 from headway.config.deepspeed_models import Fields, Key, Release, installed_release
 from headway.config.deepspeed_table import Path
-from headway.config.json_text import parse_json
+from headway.config.json_text import BARE, parse_json
 from headway.config.reader import KeyPath, Source, dotted
 from headway.config.secrets import FIX as SECRET_FIX
 from headway.config.secrets import find_secrets
@@ -160,6 +160,8 @@ class _Walk:
     # --- values ------------------------------------------------------------------------------------------------------
 
     def _value(self, path: Path, written: KeyPath, key: Key, value: Any) -> None:
+        if value is BARE:
+            return
         if value == "auto" and path in table.AUTO | table.OWN_AUTO:
             self._judged.values[path] = value
         elif value == "auto" and key.kind != "any":

@@ -23,6 +23,13 @@ _MEANT = {"True": "true", "False": "false", "None": "null", "yes": "true", "no":
 _DEEPEST = 64
 
 
+class Bare:
+    """In a value's place where there is none: the Problem has been noted."""
+
+
+BARE = Bare()
+
+
 def parse_json(text: str, name: str) -> Source:
     """The value of `text`, the line of each key, and a Problem for each key given twice and each value that is none.
 
@@ -104,7 +111,8 @@ class _Reader:
             self._at += 1
             self._skip()
             if key in result:
-                rule = f"is given twice, in lines {self._source.lines[here]} and {line}"
+                first = self._source.lines[here]
+                rule = f"is given twice, in line{f's {first} and' if first != line else ''} {line}"
                 self._problem(here, rule, "keep one of them")
                 self._value(here, depth + 1)
                 return
@@ -162,4 +170,4 @@ class _Reader:
             return _WORDS[word]
         fix = f"write {_MEANT[word]}" if word in _MEANT else f'write "{word}" if a text is meant'
         self._problem(path, "is no JSON value", fix, word)
-        return None
+        return BARE

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,7 +115,7 @@ def _load(source: Source, path: Path, overrides: Sequence[str], json_text: str |
     data, blocked = lay_over(data, accepted)
     problems += blocked
     origins = _Origins(source, accepted)
-    json = _deepspeed_json(data, path.absolute().parent, json_text)
+    json = _deepspeed_json(data, path.absolute().parent, json_text, origins)
     if json is not None:
         merged = merge(data, json, [override.path for override in accepted])
         problems += [*json.problems, *(replace(p, where=origins.of_key(p.key)) for p in merged.problems)]
@@ -130,7 +131,7 @@ def _load(source: Source, path: Path, overrides: Sequence[str], json_text: str |
     return LoadedRun(config, path, source.text, _origin_table(data, origins), tuple(overrides), json)
 
 
-def _deepspeed_json(data: dict[str, Any], base: Path, text: str | None) -> DeepSpeedJson | None:
+def _deepspeed_json(data: dict[str, Any], base: Path, text: str | None, origins: _Origins) -> DeepSpeedJson | None:
     """The JSON that strategy.config names, read and judged; None where there is none.
 
     Raises ConfigError where it is absent or has no structure: nothing else could be judged without it.
@@ -141,6 +142,11 @@ def _deepspeed_json(data: dict[str, Any], base: Path, text: str | None) -> DeepS
     if not isinstance(named, str) or kind not in ("deepspeed", None):  # with another kind a rule refuses it
         return None
     path = base / named
+    if text is None and not path.exists():
+        near = get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.json")], n=1)
+        fix = f"did you mean {near[0]}?" if near else "give its path from the run file's folder"
+        rule = f"names a DeepSpeed JSON that is not there: {path}"
+        raise ConfigError(problems=[Problem("strategy.config", rule, named, fix, origins.of(("strategy", "config")))])
     return read_deepspeed_json(read_text(path) if text is None else text, path.name)
 
 
