@@ -97,8 +97,9 @@ class _Origins:
         for length in range(len(path), 0, -1):
             if path[:length] in self.json:
                 return self.json[path[:length]]
-            if path[:length] in self._set:
-                return WHERE
+        if any(path[:length] in self._set for length in range(len(path), 0, -1)):
+            return WHERE  # also where the file has a deeper key: an override took the whole section's place
+        for length in range(len(path), 0, -1):
             if path[:length] in self._lines:
                 return f"{self._name}:{self._lines[path[:length]]}"
         return self._name
