@@ -43,8 +43,16 @@ VALID: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU},
         "aio": {"block_size": 1048576, "queue_depth": 8, "single_submit": False, "overlap_events": True},
     },
-    "fp16": {"train_batch_size": 8, "fp16": FP16 | {"min_loss_scale": 1, "consecutive_hysteresis": False}},
-    "bf16": {"train_batch_size": 8, "bf16": {"enabled": True, "check_grad_overflow": True}},
+    "fp16": {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 1},
+        "fp16": FP16 | {"min_loss_scale": 1, "consecutive_hysteresis": False},
+    },
+    "bf16": {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True, "check_grad_overflow": True},
+    },
     "trainer": {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -63,11 +71,17 @@ VALID: dict[str, dict[str, Any]] = {
     },
     "decay": {
         "train_batch_size": 8,
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 90, "warmup_type": "linear"}},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {"total_num_steps": 90, "warmup_num_steps": 9, "warmup_type": "linear"},
+        },
     },
     "cosine": {
         "train_batch_size": 8,
-        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 90, "cos_min_ratio": 0.1}},
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": 90, "warmup_num_steps": 9, "cos_min_ratio": 0.1},
+        },
     },
     "recomputed": {
         "train_batch_size": 8,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fakes.deepspeed_files import VALID
 from fakes.plans import A100_8, LAPTOP, facts_of
 from headway.api.in_force import effective_of
 from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
@@ -265,3 +266,28 @@ def test_auto_of_the_models_width_is_as_in_transformers(tmp_path: Path) -> None:
     assert config["stage3_prefetch_bucket_size"] == int(0.9 * 64 * 64)
     assert config["stage3_param_persistence_threshold"] == 640
     assert all("hidden" in str(found) for found in resolved_autos(run, made))
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_every_valid_file_makes_a_run_and_nothing_auto_is_left(name: str, tmp_path: Path) -> None:
+    """Planned on GPUs, where all of it can be; where the JSON leaves a batch to the trainer, the run file names one."""
+    (tmp_path / "ds.json").write_text(json.dumps(VALID[name]))
+    train: dict[str, Any] = {"length": "90 steps", "sequence": 32}
+    if VALID[name].get("train_batch_size") == "auto":
+        train |= {"global_batch": "16 sequences"}
+    optimizer: dict[str, Any] = {} if name in ("plain", "sgd", "rmsprop", "warm-up") else {"lr": 1e-3}
+    run = from_mapping(
+        {
+            "model": {"config": {"arch": "llama", "hidden": 64, "layers": 2, "heads": 4}, "tokenizer": {"train": 300}},
+            "data": {"train": "*.txt"},
+            "train": train,
+            "optimizer": optimizer,
+            "strategy": {"kind": "deepspeed", "config": "ds.json"},
+        },
+        base=tmp_path,
+        overrides=["launch.processes=2"],
+    )
+    config = deepspeed_config(make_plan(run, facts_of(run, A100_8)))
+    assert "auto" not in json.dumps(config)
+    assert config["train_batch_size"] % 2 == 0
+    assert config["zero_optimization"]["stage"] == VALID[name].get("zero_optimization", {}).get("stage", 0)

@@ -24,6 +24,7 @@ from headway.config.reader import KeyPath, Source, dotted, parse, read_text
 from headway.config.rules import broken_alternatives, broken_rules
 from headway.config.schema import RunConfig
 from headway.config.secrets import FIX, find_secrets, is_secret_value
+from headway.config.shorthands import written_out
 from headway.errors import ConfigError, Problem
 from headway.units import Amount
 
@@ -120,7 +121,7 @@ def _load(source: Source, path: Path, overrides: Sequence[str], json_text: str |
     if json is not None:
         merged = merge(data, json, [override.path for override in accepted])
         problems += [*json.problems, *(replace(p, where=origins.of_key(p.key)) for p in merged.problems)]
-        data, origins.json = merged.data, merged.origins
+        data, origins.json = written_out(merged.data), merged.origins
         json = replace(json, notices=(*json.notices, *merged.notices))
     secrets = list(find_secrets(data))
     problems += [Problem(dotted(found), "looks like a secret", fix=FIX, where=origins.of(found)) for found in secrets]
