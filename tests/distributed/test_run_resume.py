@@ -180,3 +180,26 @@ def test_a_run_goes_on_elsewhere(
     assert max(apart.values()) < WEIGHT_BOUND
     assert [e["text"] for e in run.events("notice") if "the plan changed" in e["text"]]
     assert run.events("done")[-1]["differences"] == []
+
+
+def test_sources_keep_their_weights_over_a_kill(workplace: Workplace) -> None:
+    """Two sources, 3 to 1 in windows: the run that was killed reads what the straight one read, and counts it so."""
+    data = {"train": [{"path": "corpus/0*.txt", "weight": 0.75}, {"path": "corpus/1*.txt", "weight": 0.25}]}
+    straight = workplace.train("mixed-straight", run_file("ddp", data=data))
+    watch = workplace.watch("mixed")
+    watch.plant("kill")
+    path = workplace.write("mixed", run_file("ddp", data=data, task=watch.task))
+    workplace.headway("train", path, "--name", "mixed").expect(5)
+    run = workplace.run("mixed")
+    watch.heal()
+    workplace.headway("resume", run.path).expect(0)
+    require_equal(run, straight)
+    counted = [event["sources"] for event in run.events("checkpoint")]
+    assert counted[-1] == straight.events("checkpoint")[-1]["sources"]
+    assert sum(counted[-1].values()) == run.events("done")[-1]["tokens"]
+    with run.newest() as reader:
+        written = reader.document("sources.json")
+    assert written == {"position": STEPS * GLOBAL_BATCH, "tokens": counted[-1]}
+    assert "tokens by source" in workplace.headway("show", run.path).out
+    other = workplace.headway("resume", run.path, "train.length=9 steps", "data.train.weight=0.5").expect(2)
+    assert "data.train" in other.err

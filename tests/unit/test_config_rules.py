@@ -97,6 +97,8 @@ CASES = [
     (["train.precision=fp16", "launch.device=cpu"], "train.precision", "cannot be trained on a CPU"),
     (["train.tf32=true", "launch.device=cpu"], "train.tf32", "no effect on a CPU"),
     (["model.attention=flash", "launch.device=cpu"], "model.attention", "no kernel on a CPU"),
+    (["data.train={paths: [a], weight: 0.5}"], "data.train.weight", "beside other sources only"),
+    (["data.train=[{path: a, weight: 0.5}, {path: b}]"], "data.more[0].weight", "is missing"),
     (["track=[tensorbord]"], "track.tensorbord", "did you mean 'tensorboard'?"),
     (["track={mlflow: {url: 'http://a'}}"], "track.mlflow.url", "did you mean 'uri'?"),
     (["track={own: [tracker]}"], "track.own[0]", "must be package.module:Class"),

@@ -72,6 +72,13 @@ CORPUS = SourceConfig(paths=("corpus",))
         ({"data": {"train": "corpus", "eval": 0.005}}, "data", DataConfig(train=CORPUS, eval=0.005)),
         ({"data": {"train": "corpus", "eval": ["corpus"]}}, "data", DataConfig(train=CORPUS, eval=CORPUS)),
         ({"data": {"train": "corpus", "eval": "corpus"}}, "data", DataConfig(train=CORPUS, eval=CORPUS)),
+        (
+            {"data": {"train": [{"path": "a", "weight": 0.7}, {"paths": ["b", "c"], "weight": 0.3}]}},
+            "data",
+            DataConfig(
+                train=SourceConfig(paths=("a",), weight=0.7), more=(SourceConfig(paths=("b", "c"), weight=0.3),)
+            ),
+        ),
         ({"strategy": "zero-2"}, "strategy", ZERO_2),
         ({"strategy": "ZeRO2"}, "strategy", ZERO_2),
         ({"strategy": {"kind": "zero", "stage": 2}}, "strategy", ZERO_2),

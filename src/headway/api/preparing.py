@@ -27,6 +27,7 @@ from headway.model.identity import weights_identity
 from headway.plan.live import LIVE_FINDINGS
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import CodePlan, Plan
+from headway.plan.sources import source_weights, training_sources
 from headway.plan.tasks import SOME_LABELS
 from headway.plan.tracking import plan_trackers
 from headway.registry import require_extra
@@ -72,7 +73,7 @@ def prepare_data(
     sequence, packing = loaded.config.train.sequence, loaded.config.data.packing
     for line in describe(store, sequence, packing):
         report.note(line)
-    return data_facts(store, sequence, packing)
+    return data_facts(store, sequence, packing, source_weights(loaded.config.data))
 
 
 def look_at_data(loaded: LoadedRun) -> DataFacts:
@@ -82,7 +83,7 @@ def look_at_data(loaded: LoadedRun) -> DataFacts:
     if tokenizer is not None:
         store = find_store(_store_request(loaded, tokenizer))
         if store is not None:
-            return data_facts(store, config.train.sequence, config.data.packing)
+            return data_facts(store, config.train.sequence, config.data.packing, source_weights(config.data))
     request = _store_request(loaded, tokenizer or Path())
     asked = config.model.tokenizer.train if config.model.tokenizer else None
     vocab = read_vocabulary(tokenizer).size if tokenizer else asked or _USUAL_VOCAB
@@ -206,7 +207,7 @@ def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
         key=key,
         base=loaded.base,
         cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
-        sources=(config.data.train,),
+        sources=training_sources(config.data),
         eval=config.data.eval,
         revision=config.model.revision,
     )
@@ -216,7 +217,7 @@ def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
     data = loaded.config.data
     task = loaded.config.task
     return StoreRequest(
-        sources=(data.train,),
+        sources=training_sources(data),
         eval=data.eval,
         tokenizer=tokenizer,
         cache=Path(data.cache).absolute(),

@@ -110,7 +110,7 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
 
 def _other_data(before: LoadedRun, loaded: LoadedRun) -> Iterator[tuple[str, Any, Any]]:
     """(key, before, now) of what the token store was made from, which is not made again for a resume."""
-    for key in ("data.train", "data.eval", "model.tokenizer"):
+    for key in ("data.train", "data.more", "data.eval", "model.tokenizer"):
         section, name = key.split(".")
         old, new = (getattr(getattr(run.config, section), name) for run in (before, loaded))
         if old != new:

@@ -133,7 +133,7 @@ class Feed:
 
 def sample_text(plan: Plan) -> str:
     """The first training sample, decoded, its start only; with its label, or with what is learnt between marks."""
-    samples = open_split(Path(plan.data.store), "train", plan.data.sequence, plan.data.packing)
+    samples = open_split(Path(plan.data.store), "train", plan.data.sequence, plan.data.packing, plan.data.weights)
     sample = samples[0]
     text = excerpt(decode_sample(sample, Path(plan.data.tokenizer)), _SAMPLE_CHARACTERS)
     if not plan.facts.labels:

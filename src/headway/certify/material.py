@@ -16,6 +16,7 @@ from headway.plan.schema import Plan
 
 _LONGEST = 3 * SEQUENCE  # documents beyond it are cut, so that a few hundred tokens hold several
 _SHORTEST = 4
+_ONE_SOURCE: dict[str, object] = {"sources": (), "weights": ()}
 _CHATS = (14, 22, 34, SEQUENCE)  # lengths of chats, in turn
 
 
@@ -41,7 +42,7 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
     tokenizer = TokenizerRecord(path=plan.data.tokenizer, sha256="", vocab=vocab, begin=0, end=0)
     store = write_store(folder, material, tokenizer)
     facts = data_facts(store, SEQUENCE, small.plan.data.packing)
-    data = small.plan.data.model_copy(update={"store": facts.store, "store_hash": facts.store_hash})
+    data = small.plan.data.model_copy(update={"store": facts.store, "store_hash": facts.store_hash, **_ONE_SOURCE})
     changed = small.plan.model_copy(update={"data": data, "facts": facts})
     return Small(changed, (*small.substitutions, said))
 

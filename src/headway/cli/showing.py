@@ -119,9 +119,21 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("loss", _figure(number(run.last, "loss"))),
         ("held out", evaluation),
         ("model", f"{export.get('path')}{'' if export.get('verified') else ' (NOT VERIFIED)'}" if export else ""),
+        ("tokens by source", _sources(run)),
         ("exit code", "" if run.exit_code is None else str(run.exit_code)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _sources(run: RunSummary) -> str:
+    """Tokens of each source up to the newest checkpoint, with their shares."""
+    counted = [line for line in run.events if line.get("event") == "checkpoint" and line.get("sources")]
+    if not counted:
+        return ""
+    tokens: dict[str, int] = counted[-1]["sources"]
+    total = max(sum(tokens.values()), 1)
+    parts = [f"{name}: {format_count(count)} ({count / total:.1%})" for name, count in tokens.items()]
+    return f"{', '.join(parts)}  at step {counted[-1].get('step')}"
 
 
 def _plan_of(run: RunSummary) -> Plan | None:

@@ -102,7 +102,7 @@ def _sequence_fits(model: ModelConfig, train: TrainConfig) -> Iterator[Problem]:
 
 
 def _sources(data: DataConfig) -> Iterator[Problem]:
-    sources = {"data.train": data.train}
+    sources = {"data.train": data.train, **{f"data.more[{n}]": source for n, source in enumerate(data.more)}}
     if isinstance(data.eval, SourceConfig):
         sources["data.eval"] = data.eval
     for key, source in sources.items():
@@ -112,6 +112,20 @@ def _sources(data: DataConfig) -> Iterator[Problem]:
         elif source.kind in ("auto", *kinds("data")) and source.kind != "synthetic" and not source.paths:
             fix = f'for example {key.rpartition(".")[2]}: ["corpus/**/*.txt"]'
             yield Problem(key, "names no files", fix=fix)
+
+
+def _weights(data: DataConfig) -> Iterator[Problem]:
+    """Shares of the windows: of all training sources, or of none."""
+    every = {"data.train": data.train, **{f"data.more[{n}]": source for n, source in enumerate(data.more)}}
+    weighted = [key for key, source in every.items() if source.weight is not None]
+    if len(every) == 1 and weighted:
+        yield Problem("data.train.weight", "has a meaning beside other sources only", data.train.weight, "remove it")
+    elif weighted:
+        for key in sorted(every.keys() - set(weighted)):
+            fix = "give every source a weight, or none"
+            yield Problem(f"{key}.weight", "is missing: other sources have one", fix=fix)
+    if isinstance(data.eval, SourceConfig) and data.eval.weight is not None:
+        yield Problem("data.eval.weight", "has no meaning: all held-out data is judged", data.eval.weight, "remove it")
 
 
 def _task_kind(task: TaskConfig) -> Iterator[Problem]:
@@ -312,6 +326,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("model",), _arch),
     (("model", "train"), _sequence_fits),
     (("data",), _sources),
+    (("data",), _weights),
     (("task",), _task_kind),
     (("task",), _task_options),
     (("task", "data"), _one_text_a_sequence),

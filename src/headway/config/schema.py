@@ -6,7 +6,7 @@ Descriptions and examples are read by the reference (docs/reference.md) and by e
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -111,6 +111,11 @@ class SourceConfig(Section):
         default="auto", description="What a record holds; auto: read off the first records, and shown."
     )
     text_key: str = Field(default="text", description="Field or column of the text in jsonl, csv and parquet files.")
+    weight: Above | None = Field(
+        default=None,
+        description="With `data.more`: this source's share of the windows, beside the others' weights.",
+        examples=[0.7],
+    )
     label_key: str = Field(default="label", description="Field or column of the label, for `task: classification`.")
     options: dict[str, Any] = Field(default={}, description="Options of the source's kind.")
 
@@ -119,6 +124,11 @@ class DataConfig(Section):
     """What is read, and how it becomes sequences."""
 
     train: SourceConfig = Field(description="Training documents.", examples=["corpus/**/*.txt"])
+    more: Annotated[tuple[SourceConfig, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Further training sources: `train: [{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.3}]` "
+        "is short for both. Without weights each document is read once an epoch.",
+    )
     eval: Share | SourceConfig | None = Field(
         default=None,
         description="Held-out data: a share of the documents, chosen by hash, or files of their own.",

@@ -39,7 +39,16 @@ def _tokenizer(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    return {"train": value} if isinstance(value, str) or _is_list(value) else value
+    """Paths alone; of several sources in `train`, the further ones go to `more`."""
+    section = {"train": value} if isinstance(value, str) or _is_list(value) else value
+    if not _is_section(section):
+        return section
+    given = section.get("train")
+    if _is_list(given) and given and all(_is_section(item) for item in given) and "more" not in section:
+        section = {**section, "train": given[0], "more": given[1:]}
+    if _is_list(more := section.get("more")):
+        section = {**section, "more": [_source(item) for item in more]}
+    return section
 
 
 def _source(value: Any) -> Any:
@@ -47,6 +56,8 @@ def _source(value: Any) -> Any:
         return {"paths": [value]}
     if _is_list(value):
         return {"paths": value}
+    if _is_section(value) and "path" in value and "paths" not in value:
+        value = {("paths" if key == "path" else key): item for key, item in value.items()}
     if _is_section(value) and isinstance(value.get("paths"), str):
         return {**value, "paths": [value["paths"]]}
     return value

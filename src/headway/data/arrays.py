@@ -74,6 +74,11 @@ class TokenStore:
         """Numbers of the split's documents, int64, in stored order."""
         return np.flatnonzero(self._map("split") == (EVAL if split == "eval" else TRAIN))
 
+    @property
+    def sources(self) -> np.ndarray:
+        """uint16 [documents]: the number of the source that each document came from."""
+        return self._map("source")
+
     def document(self, number: int) -> np.ndarray:
         """Token ids of one document, with its begin and end tokens."""
         first, end = int(self.offsets[number]), int(self.offsets[number + 1])

@@ -93,9 +93,14 @@ class Opened:
     shape: str = ""
 
 
+def source_key(number: int) -> str:
+    """The run file's key of a training source."""
+    return "data.train" if number == 0 else f"data.more[{number - 1}]"
+
+
 def open_sources(request: StoreRequest) -> tuple[Opened, ...]:
     """Every source of a request, the held-out one last. Raises DataError with the problems of all of them."""
-    asked = [("data.train", config) for config in request.sources]
+    asked = [(source_key(number), config) for number, config in enumerate(request.sources)]
     if isinstance(request.eval, SourceConfig):
         asked.append(("data.eval", request.eval))
     opened: list[Opened] = []

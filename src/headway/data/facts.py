@@ -9,8 +9,9 @@ import numpy as np
 
 from headway.data.arrays import Split, TokenStore
 from headway.data.build import StoreRequest, open_sources
+from headway.data.ledger import mixture_notes
 from headway.data.manifest import Counts
-from headway.data.packing import Layout, Losses, losses, open_index, targets
+from headway.data.packing import Layout, Losses, losses, open_index, short_windows, targets
 from headway.data.records import RecordSource
 from headway.data.seam import DataSource, Skip
 from headway.data.shapes import LOOKED_AT
@@ -24,7 +25,7 @@ BYTES_PER_TOKEN = 4.0
 GZIP_RATIO = 0.35
 
 
-def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
+def data_facts(store: Path, sequence: int, packing: bool, weights: tuple[float, ...] = ()) -> DataFacts:
     """Exact facts. `documents` and `tokens` are those of the training split; makes the window indexes where absent.
 
     Raises:
@@ -32,9 +33,9 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
     """
     opened = TokenStore(store)
     manifest = opened.manifest
-    train, held_out = Layout("train", sequence, packing), Layout("eval", sequence, packing)
+    train, held_out = Layout("train", sequence, packing, weights), Layout("eval", sequence, packing)
     train_index, eval_index = open_index(opened, train), open_index(opened, held_out)
-    windows = len(train_index.windows) - 1
+    windows = len(train_index)
     if not windows:
         rule = f"no example has a token to learn within {sequence} tokens"
         raise DataError(problems=[Problem("train.sequence", rule, sequence, "raise it, or shorten the prompts")])
@@ -51,15 +52,16 @@ def data_facts(store: Path, sequence: int, packing: bool) -> DataFacts:
         train_windows=windows,
         train_targets=targets(opened, train_index),
         eval_documents=manifest.eval.documents,
-        eval_windows=len(eval_index.windows) - 1,
+        eval_windows=len(eval_index),
         eval_targets=targets(opened, eval_index),
         eval_bytes=manifest.eval.bytes if whole else 0,
         eval_gzip_bytes=manifest.eval_gzip_bytes if whole else 0,
         layout=train.how(manifest.kind),
+        short_windows=short_windows(train_index, sequence),
         labels=manifest.labels,
         label_counts=_label_counts(opened),
         label_sets=opened.has_sets,
-        notes=manifest.shapes,
+        notes=(*manifest.shapes, *mixture_notes(opened, train_index, weights)),
         lost=_loss_notes(opened, sequence, packing),
     )
 
@@ -107,8 +109,9 @@ def estimate_facts(request: StoreRequest, *, vocab: int, sequence: int, packing:
     sizes, counts = {"data.train": 0, "data.eval": 0}, {"data.train": 0, "data.eval": 0}
     for each in open_sources(request):
         size, documents = _measure(each.source)
-        sizes[each.key] += size
-        counts[each.key] += documents
+        split = "data.eval" if each.key == "data.eval" else "data.train"
+        sizes[split] += size
+        counts[split] += documents
     train_bytes, eval_bytes = sizes["data.train"], sizes["data.eval"]
     train_documents, eval_documents = counts["data.train"], counts["data.eval"]
     if request.eval_share:

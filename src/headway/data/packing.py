@@ -10,6 +10,7 @@ A chat of which nothing within `sequence` tokens is learnt is left out: its loss
 
 from __future__ import annotations
 
+import hashlib
 import os
 from bisect import bisect_right
 from contextlib import suppress
@@ -22,6 +23,7 @@ import numpy as np
 from headway.data.arrays import Split, TokenStore
 from headway.data.best_fit import best_fit
 from headway.data.manifest import Kind
+from headway.data.mixing import mixture_of
 from headway.data.order import windows_at
 from headway.data.seam import IGNORE, Sample
 
@@ -31,11 +33,15 @@ How = Literal["packed", "single", "best_fit"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a split is cut: at most `sequence` tokens a window, many documents a window if `packing`."""
+    """How a split is cut: at most `sequence` tokens a window, many documents a window if `packing`.
+
+    weights: shares of the sources' windows; then a window holds documents of one source only. (): as the text has it.
+    """
 
     split: Split
     sequence: int
     packing: bool
+    weights: tuple[float, ...] = ()
 
     def how(self, kind: Kind) -> How:
         """The layout that a store of this kind gets: a chat is never cut in two, a labelled text stands alone."""
@@ -44,7 +50,10 @@ class Layout:
         return "best_fit" if kind == "chat" else "packed"
 
     def stem(self, kind: Kind) -> str:
-        return f"index-v{_INDEX_VERSION}-{self.split}-{self.sequence}-{self.how(kind)}"
+        plain = f"index-v{_INDEX_VERSION}-{self.split}-{self.sequence}-{self.how(kind)}"
+        if not self.weights:
+            return plain
+        return f"{plain}-mix-{hashlib.sha256(repr(self.weights).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -52,10 +61,22 @@ class Index:
     """fragments: int64 [fragments, 3] of (first token in the store, length, 1 if it holds the document's last token).
 
     windows: int64 [windows + 1], the first fragment of each window.
+    mixture: int64 [windows of an epoch], which window each is, where sources are mixed by weight; else None.
     """
 
     fragments: np.ndarray
     windows: np.ndarray
+    mixture: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """Windows of an epoch."""
+        return len(self.windows) - 1 if self.mixture is None else len(self.mixture)
+
+    def lengths(self) -> np.ndarray:
+        """int64 [windows of an epoch]: tokens of each."""
+        ends = np.concatenate([[0], np.cumsum(self.fragments[:, 1])])[self.windows]
+        whole = np.diff(ends)
+        return whole if self.mixture is None else whole[self.mixture]
 
 
 class Windows:
@@ -71,12 +92,13 @@ class Windows:
         self._count = np.arange(longest, dtype=np.int32)
 
     def __len__(self) -> int:
-        return len(self._windows) - 1
+        return len(self.index)
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
-        fragments = self._fragments[self._windows[index] : self._windows[index + 1]].tolist()
+        at = index if self.index.mixture is None else int(self.index.mixture[index])
+        fragments = self._fragments[self._windows[at] : self._windows[at + 1]].tolist()
         size = sum(length for _, length, _ in fragments)
         tokens, labels = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
         positions, documents = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
@@ -117,23 +139,52 @@ def open_windows(store: TokenStore, layout: Layout) -> Windows:
 
 def open_index(store: TokenStore, layout: Layout) -> Index:
     stem = layout.stem(store.manifest.kind)
-    fragments, windows = (store.path / f"{stem}.{name}.npy" for name in ("fragments", "windows"))
-    if windows.is_file():
-        return Index(np.asarray(np.load(fragments, mmap_mode="r")), np.asarray(np.load(windows, mmap_mode="r")))
-    how = layout.how(store.manifest.kind)
-    index = Index(*(_packed(store, layout) if how == "packed" else _whole(store, layout, how)))
+    names = ("fragments", "mixture", "windows") if layout.weights else ("fragments", "windows")
+    files = {name: store.path / f"{stem}.{name}.npy" for name in names}
+    if files["windows"].is_file():
+        return Index(**{name: np.asarray(np.load(file, mmap_mode="r")) for name, file in files.items()})
+    index = _mixed(store, layout) if layout.weights else _cut(store, layout, document_order(store, layout.split))
     with suppress(OSError):  # a store that may only be read: the index costs a second, not a failure
-        _save(fragments, index.fragments)
-        _save(windows, index.windows)  # last: where it stands, the other does
+        for name, file in files.items():
+            _save(file, getattr(index, name))  # windows last: where they stand, the others do
     return index
+
+
+def _cut(store: TokenStore, layout: Layout, order: np.ndarray) -> Index:
+    """The windows of these documents, in this order."""
+    how = layout.how(store.manifest.kind)
+    return Index(*(_packed(store, layout, order) if how == "packed" else _whole(store, layout, order, how)))
+
+
+def _mixed(store: TokenStore, layout: Layout) -> Index:
+    """Each source cut on its own; the windows one source after the other, and which of them an epoch reads.
+
+    Raises DataError where a source with a weight has no window.
+    """
+    order = document_order(store, layout.split)
+    of = store.sources[order]
+    parts = [_cut(store, layout, order[of == number]) for number in range(len(layout.weights))]
+    counts = [len(part) for part in parts]
+    mixture = mixture_of(counts, layout.weights, int(store.manifest.hash[:16], 16))
+    before = np.cumsum([0, *(len(part.fragments) for part in parts)])
+    windows = [part.windows[:-1] + start for part, start in zip(parts, before, strict=False)]
+    return Index(np.concatenate([part.fragments for part in parts]), np.concatenate([*windows, before[-1:]]), mixture)
+
+
+def short_windows(index: Index, sequence: int) -> int:
+    """How many windows of an epoch are shorter than `sequence`."""
+    return int((index.lengths() < sequence).sum())
 
 
 def targets(store: TokenStore, index: Index) -> int:
     """What is learnt from: each labelled text; else every position with a learnt token behind it in its document."""
     fragments = index.fragments
     if store.labels is not None:
-        return len(fragments)
-    return int(store.learnt_counts(fragments[:, 0] + 1, fragments[:, 1] - fragments[:, 2]).sum())
+        return len(index)
+    counts = store.learnt_counts(fragments[:, 0] + 1, fragments[:, 1] - fragments[:, 2])
+    if index.mixture is None:
+        return int(counts.sum())
+    return int(np.diff(np.concatenate([[0], np.cumsum(counts)])[index.windows])[index.mixture].sum())
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -154,8 +205,7 @@ def document_order(store: TokenStore, split: Split) -> np.ndarray:
     return documents[windows_at(int(store.manifest.hash[:16], 16), 0, len(documents), len(documents))]
 
 
-def _packed(store: TokenStore, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    order = document_order(store, layout.split)
+def _packed(store: TokenStore, layout: Layout, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first = store.offsets[order]
     lengths = store.offsets[order + 1] - first
     line = np.cumsum(lengths) - lengths  # where each document begins in the line
@@ -175,9 +225,8 @@ def _packed(store: TokenStore, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     return fragments, np.append(np.searchsorted(starts, cuts), len(starts)).astype(np.int64)
 
 
-def _whole(store: TokenStore, layout: Layout, how: How) -> tuple[np.ndarray, np.ndarray]:
+def _whole(store: TokenStore, layout: Layout, order: np.ndarray, how: How) -> tuple[np.ndarray, np.ndarray]:
     """Documents cut off after `sequence` tokens, those with nothing to learn left out; one or several a window."""
-    order = document_order(store, layout.split)
     fragments = _cut_off(store, order, layout.sequence)
     fragments = fragments[_teaches(store, fragments)]
     if how == "single":

@@ -76,7 +76,7 @@ def shapes_for(task: str) -> tuple[str, ...]:
 def identity(config: SourceConfig) -> dict[str, Any]:
     """What of a concrete config decides which documents come of the files, as JSON."""
     unused = {"shape", "label_key"} if config.shape in ("auto", TEXT) else set[str]()
-    return config.model_dump(mode="json", exclude={"paths", *unused})
+    return config.model_dump(mode="json", exclude={"paths", "weight", *unused})
 
 
 def expected(shape: str, keys: Keys) -> str:

@@ -11,6 +11,11 @@ from headway.data.seam import SampleSource
 __all__ = ["Split", "TokenStore", "is_complete", "open_split"]
 
 
-def open_split(store: Path, split: Split, sequence: int, packing: bool) -> SampleSource:
-    """The windows of one split, of at most `sequence` tokens each; see headway.data.packing."""
-    return open_windows(TokenStore(store), Layout(split, sequence, packing))
+def open_split(
+    store: Path, split: Split, sequence: int, packing: bool, weights: tuple[float, ...] = ()
+) -> SampleSource:
+    """The windows of one split, of at most `sequence` tokens each; see headway.data.packing.
+
+    weights: of the training sources, where they are mixed by weight; held-out data is read as it is.
+    """
+    return open_windows(TokenStore(store), Layout(split, sequence, packing, weights if split == "train" else ()))

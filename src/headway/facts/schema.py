@@ -102,6 +102,7 @@ class DataFacts(Facts):
     eval_bytes: int  # of text behind the held-out targets; 0 where bits per byte would say nothing
     eval_gzip_bytes: int
     estimated: bool = False
+    short_windows: int = 1  # of an epoch: where a source's line of documents ends
     layout: Literal["packed", "single", "best_fit"] = "packed"
     labels: tuple[str, ...] = ()  # classification: the names, in the order of their numbers
     label_counts: tuple[int, ...] = ()  # training texts of each

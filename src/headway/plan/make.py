@@ -42,6 +42,7 @@ from headway.plan.schema import (
     StrategyPlan,
 )
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
+from headway.plan.sources import source_names, source_weights
 from headway.plan.strategy import Rung, StrategyRequest, choose_strategy
 from headway.plan.tasks import plan_task
 from headway.plan.tracking import plan_trackers
@@ -208,6 +209,8 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
             tokenizer=data.tokenizer,
             sequence=train.sequence,
             packing=config.data.packing and data.layout != "single",
+            sources=source_names(config.data),
+            weights=source_weights(config.data),
         ),
         batch=chosen.sizes.batch,
         schedule=settled.schedule,

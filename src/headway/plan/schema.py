@@ -68,6 +68,8 @@ class DataPlan(Part):
     tokenizer: str
     sequence: int
     packing: bool
+    sources: tuple[str, ...] = ()  # of several training sources, their names in the order of the store's numbers
+    weights: tuple[float, ...] = ()  # of their windows; (): every document is read once an epoch
 
 
 class BatchPlan(Part):

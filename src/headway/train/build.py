@@ -21,13 +21,14 @@ from headway.model.source import source_of
 from headway.parallel.collectives import exchange, world
 from headway.parallel.compression import RESUMED
 from headway.parallel.seam import Engine
-from headway.plan.schema import Plan
+from headway.plan.schema import DataPlan, Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
 from headway.task.seam import Batch, Task
 from headway.train.census import CENSUS, census_of, encoded, require_same
 from headway.train.context import RankContext, seed_everything
 from headway.train.progress import Progress
+from headway.train.sources import SOURCES, SourceLedger
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Parts:
     progress: Progress
     resumed_from: str | None
     notices: tuple[str, ...]
+    sources: SourceLedger
 
 
 def build(plan: Plan, run: RunDir, context: RankContext) -> Parts:
@@ -57,11 +59,17 @@ def build(plan: Plan, run: RunDir, context: RankContext) -> Parts:
     task: Task = resolve("task", plan.task.kind)(plan)
     engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
     store = LocalStore(run.checkpoints)
-    parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, ())
+    sources = SourceLedger(plan if rank == 0 else plan.model_copy(update={"data": _one_source(plan)}))
+    parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, (), sources)
     seed_everything(plan.numerics.seed, rank)
     if context.resume or _was_trained(run, ranks):
         _resume(parts)
     return parts
+
+
+def _one_source(plan: Plan) -> DataPlan:
+    """Ranks other than 0 count nothing."""
+    return plan.data.model_copy(update={"sources": ()})
 
 
 def _require_base(plan: Plan, ranks: Ranks) -> None:
@@ -99,6 +107,8 @@ def _resume(parts: Parts) -> None:
                 f"{ref.name} stands at sample {state.position}; with this plan's global batch it would be {samples}",
                 fix="resume with the global batch that the run was started with",
             )
+        if parts.ranks.rank == 0:
+            parts.sources.require_same(reader.document(SOURCES), state.position, ref.name)
         parts.engine.restore(reader)
         mine = reader.random_state(parts.ranks.rank)
         if mine is not None:  # a rank that the checkpoint does not know keeps its fresh state
@@ -111,7 +121,7 @@ def _resume(parts: Parts) -> None:
 
 
 def open_data(plan: Plan, split: Split) -> SampleSource:
-    return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing)
+    return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing, plan.data.weights)
 
 
 def step_loader(parts: Parts) -> StepLoader:
@@ -149,4 +159,5 @@ def documents(parts: Parts) -> dict[str, bytes]:
     run = parts.run
     found = {"plan.json": run.plan, "record.json": run.record, "record.diff": run.record_diff}
     files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
-    return {CENSUS: encoded(census_of(parts.engine.module, parts.plan)), **files}
+    counted = parts.sources.document(parts.progress.position)
+    return {CENSUS: encoded(census_of(parts.engine.module, parts.plan)), **files, **counted}

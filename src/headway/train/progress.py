@@ -50,7 +50,7 @@ class Progress:
     def differences(self, plan: Plan) -> list[str]:
         """What the run did otherwise than planned, in words; empty when it did as planned.
 
-        A window at the end of an epoch may be short, so tokens may fall below the plan by one window an epoch.
+        Where a source's documents end a window is short: tokens may fall below the plan by these windows, each epoch.
         """
         found: list[str] = []
         if self.step != plan.schedule.steps:
@@ -60,7 +60,8 @@ class Progress:
             found.append(f"samples: planned {samples}, read {self.position}")
         epochs = samples // max(plan.facts.train_windows, 1) + 1
         full = plan.facts.layout == "packed" and plan.data.packing  # windows of whole chats have room left
-        if full and not 0 <= plan.schedule.tokens - self.tokens <= epochs * plan.data.sequence:
+        missing = plan.schedule.tokens - self.tokens
+        if full and not 0 <= missing <= epochs * plan.facts.short_windows * plan.data.sequence:
             found.append(f"tokens: planned {plan.schedule.tokens}, read {self.tokens}")
         if self.lr_difference > 0:
             found.append(f"learning rate: off the planned table by up to {self.lr_difference:.3g}")

@@ -198,7 +198,9 @@ class Session:
             documents=documents(parts),
         )
         saved = save_checkpoint(parts.store, job, parts.ranks)
-        fields = {"step": saved.step, "seconds": saved.seconds, "bytes": saved.size_bytes}
+        fields: dict[str, Any] = {"step": saved.step, "seconds": saved.seconds, "bytes": saved.size_bytes}
+        if tokens := parts.sources.at(progress.position):
+            fields["sources"] = tokens
         self.reporter.event("checkpoint", path=f"checkpoints/{saved.name}", **fields)
         for notice in saved.notices:
             self.reporter.event("warning", text=notice)
