@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from pathlib import Path
 
 import pytest
 
-from headway.errors import UserError
+from headway.errors import MissingExtra, UserError
+from headway.registry import require_extra
 from headway.run.journal import Journal
 from headway.run.paths import RunDir
 from headway.track.record import identity, parameters, standing, texts
@@ -56,3 +58,21 @@ def test_a_server_that_is_away_is_named_at_once(tmp_path: Path) -> None:
         uri = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(UserError, match=rf"no MLflow server answers at {uri}(.|\n)*fix: start it"):
         MlflowTracker(uri=uri).start(tmp_path, "a", {}, resumed=False)
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_names_its_extra_before_anything_starts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=rf"needs the package '{kind}'(.|\n)*pip install 'headway\[{kind}\]'"):
+        require_extra("track", kind)
+
+
+def test_a_store_without_its_packages_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="the extra 'mlflow' is not installed")
+    from headway.track.mlflow import MlflowTracker
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else found(name))
+    (tmp_path / "run").mkdir()
+    with pytest.raises(MissingExtra, match=r"'alembic'(.|\n)*pip install 'headway\[mlflow\]'"):
+        MlflowTracker().start(tmp_path / "run", "a", {}, resumed=False)

@@ -10,6 +10,7 @@ Credentials are MLflow's own (MLFLOW_TRACKING_TOKEN, ...), taken from the enviro
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import urllib.error
 import urllib.request
@@ -21,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus
 from mlflow.exceptions import MlflowException
 
-from headway.errors import UserError
+from headway.errors import MissingExtra, UserError
 from headway.run.paths import RunDir
 from headway.track.record import export_facts, identity, parameters, texts
 
@@ -59,6 +60,8 @@ class MlflowTracker:
         uri = self._uri or _embedded(self._run.path)
         if uri.startswith(("http://", "https://")):
             _require_answer(uri)
+        else:
+            _require_database()
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         experiment = self._experiment_id(self._experiment or name)
         self._run_id = self._find_or_make(experiment, identity(self._run.path, "mlflow"))
@@ -140,6 +143,13 @@ def _embedded(run_dir: Path) -> str:
     folder = run_dir.parent / "mlflow"
     folder.mkdir(exist_ok=True)
     return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def _require_database() -> None:
+    """mlflow-skinny comes without what its stores in databases need. Raises MissingExtra."""
+    for package in ("sqlalchemy", "alembic"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(package, "mlflow", "an MLflow store without a server")
 
 
 def _require_answer(uri: str) -> None:
