@@ -28,7 +28,9 @@ TABLE=other.csv` judges any table with these columns and refits nothing.
 
 An error is planned over measured, less one; bias is the median with its sign. Memory is compared in the kind that was
 measured: allocated, reserved, or the device's. What a row does not state is filled in from what its software does by
-default (`SOFTWARE` in `bench/planner/rows.py`): no row is adjusted by its source or by what was measured.
+default (`SOFTWARE` in `bench/planner/rows.py`): no row is adjusted by what was measured. That table was written with
+these rows at hand, so how it does on software that it does not know is for other tables to say. Two columns were added
+for four rows whose source lists techniques one on top of the other: `loss` and `optimizer`.
 """
 GOALS = """\
 | goal, data-parallel domain | bound | reached |

@@ -173,6 +173,15 @@ def test_the_command_prints_each_section(llama: str, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.startswith("batch.micro_batch = ")
 
 
+def test_a_known_model_needs_no_folder() -> None:
+    plan, found = look_ahead(Inquiry(model="meta-llama/Llama-3.1-8B-Instruct", on="8xH100"))
+    assert plan.plan.shape.parameters == 8_030_261_248
+    assert found is not None
+    assert found.forecast.step_seconds > 0
+    with pytest.raises(ModelError, match=r"or a known model: .*llama-3\.1-8b"):
+        look_ahead(Inquiry(model="lama-3.1-8b", on="8xH100"))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -14,6 +14,7 @@ from headway.check.checks import run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run
 from headway.errors import ModelError, PlanError
+from headway.facts.catalogue import find_model, near_models
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, read_cluster
 from headway.facts.hardware import machine_of
@@ -129,11 +130,27 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
     return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model)
 
 
-def model_config(name: str) -> dict[str, Any]:
-    """The transformers config behind a folder, a config.json or a Hub id. Raises ModelError where there is none."""
-    path = Path(name).expanduser()
-    if not path.is_file():
+def _located(name: str) -> dict[str, Any]:
+    try:
         return read_config(locate_pretrained(name, None, Path())[0])
+    except ModelError as error:
+        near = near_models(name)
+        if not near:
+            raise
+        raise ModelError(f"{error}; or a known model: {', '.join(near)}") from error
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The config behind a folder, a config.json, a known model's name or a Hub id.
+
+    Raises:
+        ModelError: there is none; near names of known models are in its fix.
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and (known := find_model(name)) is not None:
+        return known
+    if not path.is_file():
+        return _located(name)
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

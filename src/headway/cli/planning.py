@@ -31,7 +31,8 @@ cluster file. `headway plan` uses it from then on in this folder; `--on FILE` us
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="RUN_FILE", nargs="?")
-    parser.add_argument("--model", metavar="PATH", help="a model folder or config.json, in place of a run file")
+    known = "a model folder, a config.json or a known model's name (llama-3.1-8b), in place of a run file"
+    parser.add_argument("--model", metavar="MODEL", help=known)
     parser.add_argument(
         "--on", metavar="MACHINE", help="8xH100-80GB, 4x8xA100-40GB, or a cluster file; default: this machine"
     )
