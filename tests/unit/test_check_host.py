@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fakes.plans import LAPTOP, SMALL, plan_of
-from headway.check import environment, folder, host, machine, network, speed
+from fakes.plans import A100_8, EXAMPLE, LAPTOP, SMALL, plan_of
+from headway.check import environment, folder, gpus, host, machine, network, speed
 from headway.check.building import build_ops
 from headway.check.checks import MACHINE_CHECKS
 from headway.check.doctor import _WITHOUT_A_PLAN
@@ -25,6 +25,7 @@ from headway.check.report import Verdict
 from headway.check.subject import Subject
 from headway.cli.main import main
 from headway.facts.nvml import GpuState, Nvml, read_nvml
+from headway.plan.memory import used_bytes
 from headway.plan.schema import Plan
 
 GIB = 1024**3
@@ -268,6 +269,31 @@ def test_what_nvml_tells(tmp_path: Path) -> None:
     assert (mixed.level, mixed.fix) == ("yellow", "export CUDA_VISIBLE_DEVICES=0,1")
     links = several_gpus({"links": (True,) * 18}, {"links": (True,) * 17 + (False,)})
     assert verdict("gpu-links", on(tmp_path, *links)).level == "yellow"
+
+
+def test_free_memory_against_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(EXAMPLE, A100_8, "launch.gpus=2")
+    needed = used_bytes(plan.memory, plan.cluster)
+
+    def look(*free: int) -> Verdict:
+        state = Nvml(gpus=tuple(several_gpus(*({"free_bytes": each, "processes": (7,)} for each in free))))
+        monkeypatch.setattr(gpus, "read_nvml", lambda: state)
+        return gpus.free_memory("free-memory", Subject(plan, None, tmp_path))
+
+    assert look(80 * GIB, 80 * GIB).level == "green"
+    busy = look(needed - GIB, 80 * GIB, 80 * GIB)
+    assert (busy.level, busy.fix) == ("yellow", "export CUDA_VISIBLE_DEVICES=1,2")
+    full = look(needed - GIB, 80 * GIB)
+    assert (full.level, "GPU 0 has less free, held by pid 7" in full.finding) == ("red", True)
+    assert full.fix.endswith("launch.gpus=1")
+    monkeypatch.setattr(gpus, "read_nvml", lambda: Nvml(problem="NVML does not start"))
+    assert gpus.free_memory("free-memory", Subject(plan, None, tmp_path)).level == "green"
+
+
+def test_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict("python", on(tmp_path)).level == "green"
+    monkeypatch.setattr(environment.sys, "maxsize", 2**31 - 1)
+    assert "32-bit" in verdict("python", on(tmp_path)).finding
 
 
 def test_nvml_is_read_through_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ CHECKS: dict[str, Check] = {
     "versions": machine.versions,
     "releases": releases.releases,
     "memory": machine.memory,
+    "free-memory": gpus.free_memory,
     "host-memory": machine.host_memory,
     "disk": machine.disk,
     "data": fitting.data,

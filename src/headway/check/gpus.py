@@ -7,7 +7,9 @@ from collections import Counter
 
 from headway.check.host import Machine
 from headway.check.report import Verdict, green, red, yellow
-from headway.facts.nvml import GpuState
+from headway.check.subject import Subject
+from headway.facts.nvml import GpuState, read_nvml
+from headway.plan.memory import used_bytes
 from headway.units import format_bytes
 
 _HOT_CELSIUS = 90  # data-centre GPUs slow down a few degrees above
@@ -67,6 +69,31 @@ def gpu_free(name: str, machine: Machine) -> Verdict:
     others = ",".join(str(gpu.index) for gpu in machine.nvml.gpus if gpu not in busy)
     fix = f"export CUDA_VISIBLE_DEVICES={others}" if others else "wait for them, or end them: nvidia-smi"
     return yellow(name, f"other processes hold memory on {len(busy)} GPUs", fix, evidence=told)
+
+
+def free_memory(name: str, subject: Subject) -> Verdict:
+    """What is free at this moment on the plan's devices, against what one process of it needs."""
+    plan = subject.plan
+    if plan.launch.device != "cuda":
+        return green(name, "not used by this plan")
+    state = read_nvml()
+    if not state.gpus:
+        return green(name, f"not known: {state.problem or 'NVML lists no device'}")
+    needed = used_bytes(plan.memory, plan.cluster)
+    tight = [gpu for gpu in state.gpus if gpu.free_bytes < needed]
+    room = [gpu for gpu in state.gpus if gpu.free_bytes >= needed]
+    told = ", ".join(f"GPU {gpu.index}: {format_bytes(gpu.free_bytes)}" for gpu in state.gpus)
+    if len(room) >= plan.launch.processes and not tight:
+        return green(name, f"{format_bytes(needed)} are free on every device", evidence=told)
+    indices = ", ".join(str(gpu.index) for gpu in tight)
+    pids = sorted({pid for gpu in tight for pid in gpu.processes})
+    held = f", held by pid {', '.join(map(str, pids))}" if pids else ""
+    what = f"the plan needs {format_bytes(needed)} a device, and GPU {indices} has less free{held}"
+    if len(room) >= plan.launch.processes:
+        chosen = ",".join(str(gpu.index) for gpu in room[: plan.launch.processes])
+        return yellow(name, what, f"export CUDA_VISIBLE_DEVICES={chosen}", evidence=told)
+    fix = f"end what holds it (nvidia-smi), or launch.gpus={len(room)}" if room else "end what holds it: nvidia-smi"
+    return red(name, what, fix, evidence=told)
 
 
 def gpu_models(name: str, machine: Machine) -> Verdict:
