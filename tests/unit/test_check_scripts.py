@@ -131,6 +131,8 @@ rank = dist.get_rank()
         ("def save(model_engine):\n    model_engine.save_checkpoint('out')\nif rank == 0:\n    save(engine)", 12),
         ("try:\n    pass\nfinally:\n    if rank == 0 or not dist.is_initialized():\n        dist.barrier()", 13),
         ("if rank == 0:\n    with torch.no_grad():\n        engine.backward(loss)", 11),
+        ("@rank_zero_only\ndef end():\n    engine.save_checkpoint('out')", 11),
+        ("net = FSDP(net)\nif rank == 0:\n    torch.save(net.state_dict(), 'model.pt')", 11),
         ("x = 1\nif args.local_rank in [-1, 0]:\n    dist.barrier()", 11),
     ],
 )
@@ -152,6 +154,7 @@ def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: 
         "if rank == 1:\n    dist.recv(x, 0)\nelse:\n    dist.send(x, 1)",
         "if args.local_rank == -1:\n    pass\nelse:\n    dist.barrier()",
         "if rank == 0:\n    optimizer.step()\n    saver.save_checkpoint('out')",
+        "net = FSDP(net)\nstate = net.state_dict()\nif rank == 0:\n    torch.save(state, 'model.pt')",
         "if rank == 0:\n    def later():\n        dist.barrier()",
     ],
 )
@@ -217,6 +220,31 @@ def test_data_that_is_drawn(tmp_path: Path) -> None:
     assert found(of(tmp_path, text.format(seed="pass", use=""))) == {"random-data": ("train.py", 6)}
     assert found(of(tmp_path, text.format(seed="np.random.seed(index)", use=""))) == {}
     assert found(of(tmp_path, text.format(seed="pass", use=" + self.images[index]"))) == {}  # augmentation
+
+
+def test_a_stream_that_is_drawn(tmp_path: Path) -> None:
+    text = """
+        import torch
+        class Noise(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                {seed}
+                while True:
+                    yield torch.randint(0, 9, (8,))
+        """
+    assert found(of(tmp_path, text.format(seed="pass"))) == {"random-data": ("train.py", 7)}
+    assert found(of(tmp_path, text.format(seed="torch.manual_seed(self.seed)"))) == {}
+
+
+def test_arguments_by_position_and_states_by_name(tmp_path: Path) -> None:
+    text = """
+        import deepspeed, torch
+        engine, *_ = deepspeed.initialize(None, model, own, config={{"optimizer": {{"type": "Adam"}}}})
+        state = {{"model": model.state_dict(), "optimizer": own.state_dict(){more}}}
+        torch.save(state, "last.pt")
+        """
+    both = {"optimizer-twice": ("train.py", 3), "random-state": ("train.py", 5)}
+    assert found(of(tmp_path, text.format(more=""))) == both
+    assert list(found(of(tmp_path, text.format(more=', "rng": torch.get_rng_state()')))) == ["optimizer-twice"]
 
 
 def test_a_config_written_in_the_script(tmp_path: Path) -> None:
@@ -296,6 +324,7 @@ def test_sound_launch_scripts(tmp_path: Path, text: str) -> None:
         ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN pip install deepspeed", "red"),
         ("FROM nvidia/cuda:12.8.0-base-ubuntu24.04\nRUN pip3 install -r req.txt", "yellow"),
         ("FROM nvidia/cuda:12.8.0-devel AS build\nFROM nvidia/cuda:12.8.0-runtime\nRUN pip install flash-attn", "red"),
+        ("ARG BASE=pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nFROM ${BASE}\nRUN pip install deepspeed", "red"),
         ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-devel\nRUN pip install deepspeed", "green"),
         ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN pip install numpy", "green"),
         ("FROM python:3.12\nRUN pip install deepspeed", "green"),

@@ -9,6 +9,8 @@ from pathlib import Path
 from headway.check.scripts.material import Fault, Script
 
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
+_ARG = re.compile(r"^\s*ARG\s+(\w+)=(\S+)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$(\w+)")
 # Official tags: pytorch/pytorch:*-runtime and nvidia/cuda:*-runtime-*, *-base-*; the -devel ones have nvcc.
 _NO_NVCC = re.compile(r"(?:^|/)(?:pytorch/pytorch|cuda):\S*(?:-runtime|-base)\b", re.IGNORECASE)
 _COMPILES = re.compile(r"\bdeepspeed\b|\bflash[-_]attn\b", re.IGNORECASE)
@@ -55,11 +57,15 @@ def _without_nvcc(script: Script) -> Iterator[Fault]:
 def _stages(script: Script) -> list[tuple[int, str, list[str]]]:
     """(line, image, lines below it) of each stage; comments left out."""
     stages: list[tuple[int, str, list[str]]] = []
+    defaults: dict[str, str] = {}
     for number, line in enumerate(script.lines, start=1):
         if line.lstrip().startswith("#"):
             continue
+        if (argument := _ARG.match(line)) and not stages:
+            defaults[argument[1]] = argument[2].strip("'\"")
         if match := _FROM.match(line):
-            stages.append((number, match[1], []))
+            image = _VARIABLE.sub(lambda found: defaults.get(found[1] or found[2], found[0]), match[1])
+            stages.append((number, image, []))
         elif stages:
             stages[-1][2].append(line)
     return stages

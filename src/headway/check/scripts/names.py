@@ -14,6 +14,7 @@ class Names:
     tree: ast.Module
     aliases: dict[str, str] = field(default_factory=dict[str, str])  # dist -> torch.distributed
     engines: set[str] = field(default_factory=set[str])  # names that deepspeed.initialize was assigned to
+    sharded: set[str] = field(default_factory=set[str])  # names that FSDP(...) was assigned to
     defaults: dict[str, object] = field(default_factory=dict[str, object])  # of argparse: local_rank -> -1
 
     def __post_init__(self) -> None:
@@ -30,6 +31,11 @@ class Names:
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
             ):
                 self._argument(node)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                made = (self.dotted(node.value.func) or "").rpartition(".")[2]
+                if made in ("FullyShardedDataParallel", "FSDP", "fully_shard"):
+                    self.sharded |= {ast.unparse(target) for target in node.targets}
         for _, target in self.initialized():
             first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
             if first is not None:
@@ -94,6 +100,22 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The value given for a keyword; None where it is absent or given as None."""
     value = next((word.value for word in call.keywords if word.arg == name), None)
     return None if isinstance(value, ast.Constant) and value.value is None else value
+
+
+# What deepspeed.initialize takes by position.
+_INITIALIZE = (
+    *("args", "model", "optimizer", "model_parameters", "training_data", "lr_scheduler", "distributed_port", "mpu"),
+    *("dist_init_required", "collate_fn", "config", "mesh_param", "config_params"),
+)
+
+
+def given(call: ast.Call, name: str) -> ast.expr | None:
+    """An argument of deepspeed.initialize, by keyword or position; None where it is absent or given as None."""
+    position = _INITIALIZE.index(name)
+    if position < len(call.args) and not any(isinstance(arg, ast.Starred) for arg in call.args):
+        value = call.args[position]
+        return None if isinstance(value, ast.Constant) and value.value is None else value
+    return keyword(call, name)
 
 
 def is_zero(node: ast.expr) -> bool:

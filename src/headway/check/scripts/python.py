@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headway.check.scripts.material import Fault, Script
-from headway.check.scripts.names import Names, calls, keyword
+from headway.check.scripts.names import Names, calls, given, keyword
 from headway.check.scripts.ranks import one_sided
 
 _RANDOM = ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.normal", "random.", "numpy.random.")
@@ -95,8 +95,8 @@ def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
         name = (code.names.dotted(node.func) or "").rpartition(".")[2]
         if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
             continue
-        given = [*node.args, *(word.value for word in node.keywords)]
-        if any(_is_local_rank(part, copies) for value in given for part in ast.walk(value)):
+        values = [*node.args, *(word.value for word in node.keywords)]
+        if any(_is_local_rank(part, copies) for value in values for part in ast.walk(value)):
             yield node, any(_tests_local_rank(parent) for parent in above)
 
 
@@ -130,8 +130,8 @@ def config_twice(code: Code) -> Iterator[Fault]:
     """deepspeed.initialize asserts that args.deepspeed_config and config= are not both given."""
     added = "add_config_arguments" in code.script.text
     for call, _ in code.names.initialized():
-        config = keyword(call, "config") or keyword(call, "config_params")
-        if config is None or keyword(call, "args") is None:
+        config = given(call, "config") or given(call, "config_params")
+        if config is None or given(call, "args") is None:
             continue
         default = code.names.defaults.get("deepspeed_config")
         if default is not None or (added and ast.unparse(config).endswith(".deepspeed_config")):
@@ -145,13 +145,13 @@ def config_twice(code: Code) -> Iterator[Fault]:
 
 def optimizer_twice(code: Code) -> Iterator[Fault]:
     for call, _ in code.names.initialized():
-        own = keyword(call, "optimizer")
+        own = given(call, "optimizer")
         if own is None:
             continue
         where, config = _config_of(code, call)
         if isinstance(config, dict) and config.get("optimizer"):
-            given = cast("dict[str, Any]", config["optimizer"])
-            kind = given.get("type", "an optimizer") if isinstance(given, dict) else "an optimizer"
+            named = cast("dict[str, Any]", config["optimizer"])
+            kind = named.get("type", "an optimizer") if isinstance(named, dict) else "an optimizer"
             what = (
                 f"an optimizer is passed in ({ast.unparse(own)}) and {where} names one too ({kind}): DeepSpeed takes "
                 "the one passed in, and the learning rate, betas and decay of the file have no effect"
@@ -162,7 +162,7 @@ def optimizer_twice(code: Code) -> Iterator[Fault]:
 
 def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
     """(what it is called, the DeepSpeed config that a call uses); None where it cannot be read from here."""
-    value = keyword(call, "config") or keyword(call, "config_params")
+    value = given(call, "config") or given(call, "config_params")
     path: object = code.names.defaults.get("deepspeed_config")
     if isinstance(value, ast.Name | ast.Attribute):
         name = value.id if isinstance(value, ast.Name) else value.attr
@@ -173,14 +173,14 @@ def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
         return "config=", _literal(value)
     if isinstance(value, ast.Constant):
         path = value.value
-    given = code.beside.configs
+    beside = code.beside.configs
     if not isinstance(path, str):
-        if len(given) == 1:
-            return str(given[0]), read_json(given[0])
+        if len(beside) == 1:
+            return str(beside[0]), read_json(beside[0])
         path = _only_json(code.tree)
     if not isinstance(path, str):
         return "", None
-    named = [one for one in given if one.name == Path(path).name]
+    named = [one for one in beside if one.name == Path(path).name]
     if named:
         return str(named[0]), read_json(named[0])
     folder = code.script.path.absolute().parent
@@ -229,8 +229,8 @@ def read_json(path: Path) -> object:
 
 def two_loaders(code: Code) -> Iterator[Fault]:
     for call, target in code.names.initialized():
-        given = keyword(call, "training_data")
-        if given is None:
+        data = given(call, "training_data")
+        if data is None:
             continue
         returned = target.elts[2] if isinstance(target, ast.Tuple) and len(target.elts) == 4 else None
         used = isinstance(returned, ast.Name) and _is_read(code.tree, returned.id)
@@ -238,11 +238,11 @@ def two_loaders(code: Code) -> Iterator[Fault]:
             one
             for one in calls(code.tree)
             if (code.names.dotted(one.func) or "").rpartition(".")[2] == "DataLoader"
-            and _first_argument(one) == ast.unparse(given)
+            and _first_argument(one) == ast.unparse(data)
         ]
         if own and not used:
             what = (
-                f"{ast.unparse(given)} is given to deepspeed.initialize(training_data=) and to an own DataLoader (line "
+                f"{ast.unparse(data)} is given to deepspeed.initialize(training_data=) and to an own DataLoader (line "
                 f"{own[0].lineno}): DeepSpeed builds a second loader that nothing reads, and the batch size and "
                 "sampler of the two can differ from what its config counts"
             )
@@ -251,8 +251,8 @@ def two_loaders(code: Code) -> Iterator[Fault]:
 
 
 def _first_argument(call: ast.Call) -> str:
-    given = call.args[0] if call.args else keyword(call, "dataset")
-    return ast.unparse(given) if given is not None else ""
+    first = call.args[0] if call.args else keyword(call, "dataset")
+    return ast.unparse(first) if first is not None else ""
 
 
 def _is_read(tree: ast.Module, name: str) -> bool:
@@ -289,6 +289,7 @@ def random_data(code: Code) -> Iterator[Fault]:
     for node in ast.walk(code.tree):
         if not isinstance(node, ast.ClassDef):
             continue
+        yield from _drawn_stream(code, node)
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == "__getitem__" and len(method.args.args) == 2:
                 drawn = [call for call in calls(method) if _draws(code.names, call)]
@@ -306,6 +307,23 @@ def random_data(code: Code) -> Iterator[Fault]:
                     yield Fault("random-data", drawn[0].lineno, what, fix, must=False)
 
 
+def _drawn_stream(code: Code, node: ast.ClassDef) -> Iterator[Fault]:
+    """An IterableDataset that yields what it draws, in a class that seeds nothing."""
+    if not any("IterableDataset" in ast.unparse(base) for base in node.bases):
+        return
+    seeds = any((code.names.dotted(one.func) or "").rpartition(".")[2] in _SEEDS for one in calls(node))
+    reads = re.search(r"open\(|self\.(?:data|files|paths|samples|dataset)", ast.unparse(node))
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__iter__" and not seeds and not reads:
+            drawn = [call for call in calls(method) if _draws(code.names, call)]
+            if drawn:
+                what = f"{node.name} yields what it draws, without a seed: ranks, workers and runs differ, none repeats"
+                fix = (
+                    "generator = torch.Generator().manual_seed(seed + rank), given to each call as generator=generator"
+                )
+                yield Fault("random-data", drawn[0].lineno, what, fix, must=False)
+
+
 def _draws(names: Names, call: ast.Call) -> bool:
     full = (names.dotted(call.func) or "").replace("np.random.", "numpy.random.")
     last = full.rpartition(".")[2]
@@ -320,7 +338,7 @@ def no_random_state(code: Code) -> Iterator[Fault]:
         full = code.names.dotted(call.func) or ""
         engine = full.endswith(".save_checkpoint") and isinstance(call.func, ast.Attribute)
         engine = engine and code.names.is_engine(cast("ast.Attribute", call.func).value)
-        saved = ast.unparse(call.args[0]) if full == "torch.save" and call.args else ""
+        saved = _saved(code.tree, call) if full == "torch.save" and call.args else ""
         if not engine and "optim" not in saved:
             continue
         below = " (DeepSpeed keeps it only at ZeRO stage 3)" if engine else ""
@@ -332,6 +350,15 @@ def no_random_state(code: Code) -> Iterator[Fault]:
         )
         yield Fault("random-state", call.lineno, what, fix, must=False)
         return
+
+
+def _saved(tree: ast.Module, call: ast.Call) -> str:
+    """What torch.save is given, as source; of a name, the dict that it was assigned."""
+    value = call.args[0]
+    if isinstance(value, ast.Name):
+        assigned = _assigned(tree, value.id)
+        value = assigned if assigned is not None else value
+    return ast.unparse(value)
 
 
 RULES: tuple[Rule, ...] = (

@@ -41,6 +41,8 @@ _ENGINE = {
     *("train_batch", "eval_batch"),
 }
 _WAITS = {"wait_for_everyone"}
+# Functions under these run on rank 0 alone.
+_DECORATORS = {"rank_zero_only", "rank0_only", "rank_0_only", "master_only", "main_process_only", "on_main_process"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ class _Reader(ast.NodeVisitor):
             self.sides.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        kept, self.sides = self.sides, []
+        only = any(
+            ast.unparse(mark).rpartition(".")[2].partition("(")[0] in _DECORATORS for mark in node.decorator_list
+        )
+        kept = self.sides
+        self.sides = []
+        if only:
+            self.sides.append("first")
         scope, self.scope = self.scope, f"{self.scope}.{node.name}"
         self.block(node.body)
         self.sides, self.scope = kept, scope
@@ -137,6 +145,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node.func, ast.Attribute):
             own = self.names.is_engine(node.func.value) or self.names.is_engines_save(node)
             if last in _ENGINE and own:
+                return ast.unparse(node.func)
+            if last == "state_dict" and ast.unparse(node.func.value) in self.names.sharded:
                 return ast.unparse(node.func)
             if last in _WAITS:
                 return ast.unparse(node.func)
