@@ -131,3 +131,14 @@ def test_debugging_and_grace_reach_the_ranks() -> None:
     assert (variables["NCCL_DEBUG"], variables["TORCH_DISTRIBUTED_DEBUG"]) == ("INFO", "DETAIL")
     quiet = rank_environment(JobSpec(Path("run"), plan_of(SMALL, LAPTOP).launch), 0, 29500)
     assert not {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & set(quiet)
+
+
+def test_words_that_would_be_left_unread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--all-reduce"]) == 2
+    assert "--all-reduce: of which hosts?" in capsys.readouterr().err
+    assert main(["doctor", "--script", "train.py", "--hosts", "a,b"]) == 2
+    assert "--script and --hosts are looked at one by one" in capsys.readouterr().err
+    assert main(["doctor", "--hosts", "a,b", "--port", "70000"]) == 2
+    assert "1 to 65535" in capsys.readouterr().err
+    assert main(["doctor", "--hosts", "a,-b"]) == 2
+    assert "'-b' is no host's name" in capsys.readouterr().err

@@ -68,6 +68,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from headway import api
 
+    _require_one_place(options)
     if options.log:
         return _logs(options)
     if options.build_ops is not None:
@@ -82,6 +83,24 @@ def run(options: Namespace) -> int:
         tables.print_findings(report, every=options.all or options.build_ops is not None)
         sys.stdout.flush()
     return report.exit_code
+
+
+def _require_one_place(options: Namespace) -> None:
+    """Raises UserError for words that would be left unread: two places to look at, or hosts' options without hosts."""
+    places = {
+        "--script": options.script,
+        "--log": options.log,
+        "--build-ops": options.build_ops is not None,
+        "--hostfile": options.hostfile,
+        "--hosts": options.hosts,
+    }
+    chosen = [name for name, value in places.items() if value]
+    if len(chosen) > 1:
+        raise UserError(f"{' and '.join(chosen)} are looked at one by one", fix=f"headway doctor {chosen[0]} ... first")
+    extra = {"--all-reduce": options.all_reduce, "--code": options.code, "--data": options.data, "--ssh": options.ssh}
+    unread = [name for name, value in extra.items() if value]
+    if unread and not (options.hostfile or options.hosts):
+        raise UserError(f"{', '.join(unread)}: of which hosts?", fix="add --hostfile FILE, or --hosts node1,node2")
 
 
 def _hosts(options: Namespace) -> HostsRequest:
