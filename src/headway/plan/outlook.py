@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from headway.config.schema import TrainConfig
 from headway.plan.alternatives import Candidate, candidates, verdict
@@ -118,7 +119,7 @@ def as_json(found: Outlook) -> dict[str, Any]:
             "times": [asdict(item) for item in each.times],
         }
 
-    return {
+    return _finite({
         "forecast": figures(found.forecast),
         "days": found.days,
         "storage": asdict(found.storage),
@@ -140,7 +141,16 @@ def as_json(found: Outlook) -> dict[str, Any]:
         if found.advice
         else None,
         "assumed": list(found.assumed),
-    }
+    })  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null for what never ends."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scale(scale: Scale) -> dict[str, Any]:
