@@ -4,6 +4,7 @@
 # make bench         Headway beside its peers, on this machine
 # make certify-matrix   certify many combinations of settings on this machine; the table goes to docs/
 # make planner-accuracy   how right the planner is on published measurements; TABLE=other.csv judges another table
+# make planner-here  how right the planner is on this machine: memory and step time of real runs
 # make gpu-proof     the features that need a GPU, in at most eight minutes
 #
 # Another interpreter: make quickstart PYTHON=python3.12
@@ -21,7 +22,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint bench certify-matrix planner-accuracy gpu-proof clean
+.PHONY: quickstart test lint bench certify-matrix planner-accuracy planner-here gpu-proof clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/installed
@@ -44,6 +45,10 @@ certify-matrix: .venv/installed-dev
 # Another table is judged without a fit and without plots, so it needs nothing more than Headway.
 planner-accuracy: $(if $(TABLE),.venv/installed,.venv/installed-planner)
 	$(BIN)/python bench/planner/accuracy.py $(if $(TABLE),"$(TABLE)") $(ARGS)
+
+planner-here: .venv/installed-dev
+	$(BIN)/python bench/planner_here.py $(ARGS)
+	$(BIN)/python bench/planner_steps.py
 
 gpu-proof: .venv/installed
 	$(BIN)/python bench/gpu_proof.py $(ARGS)

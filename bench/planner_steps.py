@@ -2,7 +2,7 @@
 
     python bench/planner_steps.py
 
-One job of two ranks has an engine for each of `headway calibrate`'s settings and for each of eight others, and makes a
+One job of two ranks has an engine for each of `headway calibrate`'s settings and for each of ten others, and makes a
 step of each in turn, so that load from elsewhere falls on all alike. The rates are fitted to calibrate's own settings;
 the medians of the others are held against what follows from them.
 """
@@ -15,9 +15,12 @@ import sys
 import time
 
 from headway.api.calibrating import cluster_file, measure, reference_plans, setting_plan
+from headway.config.schema import StrategyConfig
 from headway.facts.cluster import probe_cluster
 from headway.plan.calibrated import measured_times
 from headway.plan.schema import Plan, StrategyPlan
+from headway.plan.strategy import StrategyRequest, deepspeed
+from headway.plan.work import request_of
 
 # name; hidden, layers, ffn, vocabulary, sequence, micro batch, accumulation; strategy
 OTHERS = (
@@ -29,6 +32,8 @@ OTHERS = (
     ("9 M, long", (256, 6, 704, 8000, 1024, 1, 1), "single"),
     ("3 M, ddp", (192, 4, 512, 4000, 256, 4, 1), "ddp"),
     ("10 M, ddp", (320, 6, 896, 8000, 256, 2, 2), "ddp"),
+    ("10 M, zero-2", (320, 6, 896, 8000, 256, 2, 1), "zero-2"),
+    ("10 M, zero-3", (320, 6, 896, 8000, 256, 2, 1), "zero-3"),
 )
 
 
@@ -57,7 +62,11 @@ def main() -> int:
 
 
 def _with(plan: Plan, strategy: str) -> Plan:
-    return plan.model_copy(update={"strategy": StrategyPlan(kind=strategy)})
+    found = StrategyPlan(kind=strategy)
+    if strategy.startswith("zero-"):
+        request = StrategyRequest(StrategyConfig(), "auto", request_of(plan))
+        found = deepspeed(request, int(strategy[-1]), offload_optimizer=False, offload_parameters=False)
+    return plan.model_copy(update={"strategy": found})
 
 
 if __name__ == "__main__":
