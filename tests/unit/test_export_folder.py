@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import headway.model.huggingface
@@ -179,3 +180,15 @@ def test_a_tokenizer_that_transformers_reads_otherwise_is_noted(tmp_path: Path) 
     assert check.verified
     assert "PreTrainedTokenizerFast" in check.remarks[0]
     assert "PreTrainedTokenizerFast" in (export.folder / "README.md").read_text()
+
+
+def test_padding_and_truncation_in_a_tokenizers_file_are_no_difference(tmp_path: Path) -> None:
+    """As sentence encoders are published: padded to 128. transformers drops both where nobody asks for them."""
+    export = make_export(tmp_path, "llama")
+    export.write()
+    file = export.folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_padding(length=128, pad_id=1, pad_token="</s>")
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(file))
+    assert load_tokenizer(export.folder)[1] == ""

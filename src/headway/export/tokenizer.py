@@ -53,7 +53,10 @@ def load_tokenizer(folder: Path) -> tuple[Any, str]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return loaded, ""
-    trained = Tokenizer.from_file(str(file)).encode(_PROBE, add_special_tokens=False).ids
+    plain = Tokenizer.from_file(str(file))
+    plain.no_padding()  # a file may say both, which is how texts are laid out and not how they are split
+    plain.no_truncation()
+    trained = plain.encode(_PROBE, add_special_tokens=False).ids
     if loaded(_PROBE, add_special_tokens=False)["input_ids"] == trained:
         return loaded, ""
     kind = type(loaded).__name__
