@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fakes.plans import shape
+from headway.errors import PlanError
 from headway.facts.hardware import Machine, require_device
 from headway.plan.estimate import estimate
 from headway.plan.setting import Degrees, EstimateRequest, LossKind, Software
@@ -70,3 +72,25 @@ def test_bubble_and_links() -> None:
     many = replace(HOST, hosts=8, network_bytes_per_second=1e9)
     near = named("data parallel", degrees=Degrees(data=64), machine=replace(HOST, hosts=8))
     assert named("data parallel", degrees=Degrees(data=64), machine=many) > 5 * near
+
+
+@pytest.mark.parametrize("device", ["V100", "T4", "MI300X", "RTX 4090", "GB200"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
+def test_every_device_at_every_precision(device: str, precision: Any) -> None:
+    """Also those that a device cannot do: they are planned at the next rate that it has."""
+    made = estimate(replace(BASE, machine=Machine(require_device(device), 8), precision=precision))
+    assert made.step_seconds > 0
+    assert 0 < made.mfu < 1
+
+
+def test_hybrid_sharding_keeps_more_and_waits_less() -> None:
+    wide = replace(BASE, engine="fsdp", machine=replace(HOST, hosts=64), degrees=Degrees(data=512))
+    grouped = replace(wide, shard_group=8)
+    assert estimate(grouped).device_bytes > estimate(wide).device_bytes
+    waits = [{part.name: part.seconds for part in estimate(r).times}["data parallel"] for r in (grouped, wide)]
+    assert waits[0] < waits[1]
+
+
+def test_an_unknown_device_names_the_near_ones() -> None:
+    with pytest.raises(PlanError, match="H100-SXM5-80GB"):
+        require_device("H1000")

@@ -15,6 +15,8 @@ import accuracy  # noqa: E402
 import rows as planner_rows  # noqa: E402
 from scores import Judged, choices, confusion, errors  # noqa: E402
 
+from headway.plan.constants import MEMORY  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def judged() -> list[Judged]:
@@ -29,6 +31,7 @@ def test_memory_in_the_data_parallel_domain(judged: list[Judged]) -> None:
     assert found.count >= 60
     assert found.median <= 0.06
     assert found.within(0.12) >= 0.85
+    assert found.ninetieth <= MEMORY.band
     confused = confusion(own)
     assert confused.missed_share <= 0.08
     assert confused.false_share <= 0.08

@@ -15,7 +15,8 @@ def estimate(request: EstimateRequest) -> Estimate:
     per_host = min(machine.devices_per_host, request.degrees.devices)
     rate = request.step_tokens / step.seconds
     flops = model_flops_per_token(request)
-    peak = device.peak_flops("bf16" if request.precision == "fp8" else request.precision) or device.peak_flops("fp16")
+    asked = "bf16" if request.precision == "fp8" else request.precision
+    peak = next(filter(None, (device.peak_flops(kind) for kind in (asked, "fp16", "fp32"))))
     return Estimate(
         items=memory.items,
         allocated_bytes=memory.allocated_bytes,
