@@ -29,6 +29,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("model", "pretrained"): Row("headway.model.huggingface:HuggingFaceSource"),
     ("task", "causal_lm"): Row("headway.task.causal_lm:CausalLM"),
     ("task", "instruction"): Row("headway.task.instruction:Instruction"),
+    ("task", "preference"): Row("headway.task.preference:Preference"),
     ("task", "classification"): Row("headway.task.classification:classification"),
     ("adapter", "lora"): Row("headway.model.adapter:LoraSource", "lora", "peft"),
     ("data", "text"): Row("headway.data.sources:TextFiles"),
@@ -49,6 +50,12 @@ TABLE: dict[tuple[str, str], Row] = {
     ("track", "wandb"): Row("headway.track.wandb:WandbTracker", "wandb", "wandb"),
     ("store", "local"): Row("headway.checkpoint.store:LocalStore"),
 }
+
+
+# What a user's own script hands over to `headway.prepare`, as its plan names it.
+GIVEN = "headway.train.given:"
+GIVEN_MODEL, GIVEN_TRANSFORMERS = f"{GIVEN}GivenSource", f"{GIVEN}GivenTransformersSource"
+GIVEN_TASK, GIVEN_DATA = f"{GIVEN}GivenTask", f"{GIVEN}GivenBatch"
 
 
 def kinds(room: str) -> list[str]:

@@ -58,6 +58,13 @@ def test_the_gradients_of_answers_are_those_of_plain_pytorch(certifier: Certifie
     proven(plan, tmp_path / "chats", (1, 7))
 
 
+def test_the_gradients_of_preferences_are_those_of_plain_pytorch(certifier: Certifier, tmp_path: Path) -> None:
+    """The reference is asked of the engine, kept, and found again by a run on one rank and by one that goes on."""
+    plan = plan_for(ZERO_2, UNEVEN, "task=preference", "task.label_smoothing=0.1")
+    claims = proven(plan, tmp_path / "pairs", (1, 2, 4, 7))
+    assert any("gradients" in measure.what for measure in claims[0].measures)
+
+
 def test_the_gradients_of_classes_are_those_of_plain_pytorch(certifier: Certifier, tmp_path: Path) -> None:
     claims = proven(classifier_plan(ZERO_2, UNEVEN), tmp_path / "texts", (1, 2, 6, 7))
     assert any("gradients" in measure.what for measure in claims[0].measures)

@@ -17,6 +17,7 @@ from headway.data.seam import IGNORE, Sample
 from headway.task.causal_lm import CausalLM
 from headway.task.classification import Classification
 from headway.task.instruction import Instruction
+from headway.task.preference import Preference
 from headway.task.seam import Batch, Task, Totals
 
 
@@ -29,6 +30,7 @@ class Case:
     sample: Callable[[int], Sample]
 
 
+PREFERENCE = {"beta": 0.1, "label_smoothing": 0.1, "per_token": False, "reference": ""}
 TASKS = {
     "causal_lm, linear head": Case(
         lambda: CausalLM(plan_for("llama")), lambda: model_for("llama"), lambda seed: window([11, 3 + seed], seed)
@@ -42,6 +44,11 @@ TASKS = {
         lambda: Instruction(plan_for("llama", task={"kind": "instruction", "options": {"loss_on": "assistant"}})),
         lambda: model_for("llama"),
         lambda seed: answers(window([11, 6 + seed], seed)),
+    ),
+    "preference": Case(
+        lambda: Preference(plan_for("llama", task={"kind": "preference", "options": PREFERENCE})),
+        lambda: model_for("llama"),
+        lambda seed: replace(answers(window([11, 6 + seed], seed)), reference=(-8.0 - seed, -7.5)),
     ),
     "classification": Case(
         lambda: Classification(classifier_plan(weights=(1.0, 2.0, 0.5))),

@@ -23,7 +23,14 @@ def test_the_page_lists_every_verb_in_its_group(capsys: pytest.CaptureFixture[st
     assert {verb.name for verb in VERBS if not verb.more} == {
         *("init", "plan", "train", "resume", "show", "export", "certify", "doctor")
     }
-    assert {verb.name for verb in VERBS if verb.more} == {"calibrate", "stop", "generate", "evaluate", "data build"}
+    assert {verb.name for verb in VERBS if verb.more} == {
+        "calibrate",
+        "stop",
+        "generate",
+        "evaluate",
+        "launch",
+        "data build",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_are_recipes() -> None:
-    assert {path.stem for path in RECIPES} >= {"quickstart", *NEEDS_PRETRAINED}
+    assert {path.stem for path in RECIPES} >= {"quickstart", "dpo", *NEEDS_PRETRAINED}
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -1,20 +1,21 @@
 """The composition root: what the command line, scripts and notebooks call. Nothing heavy is imported before its use.
 
-from pathlib import Path
-from headway import api
-run_dir = api.train(Path("run.yaml"), ["train.length=500 steps"])
+A script or notebook finds these functions in the package itself:
+
+import headway
+run_dir = headway.train("run.yaml", ["train.length=500 steps"])
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from headway.api.in_force import Effective
     from headway.api.outlooks import Inquiry
-    from headway.api.preparing import Planned
+    from headway.api.preparing import Planned, Source
     from headway.certify.schema import Certificate
     from headway.check.hosts import HostsRequest
     from headway.check.report import Report
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from headway.plan.schema import Plan
     from headway.run.evaluations import Evaluation
     from headway.run.summary import RunSummary
+    from headway.train.script import ScriptRun
 
 
-def plan(path: Path, overrides: Sequence[str] = ()) -> Planned:
+def plan(path: Source, overrides: Sequence[str] = ()) -> Planned:
     """The plan of a run file and what the checks say of it; builds and starts nothing.
 
     Raises ConfigError, DataError, ModelError or PlanError with every problem.
@@ -78,7 +80,7 @@ def effective_of(planned: Planned) -> Effective:
     return in_force.effective_of(planned.loaded, planned.plan)
 
 
-def data_build(path: Path, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:
+def data_build(path: Source, overrides: Sequence[str] = (), report: ProgressReporter | None = None) -> Path:
     """Train the tokenizer where asked and build the token store; returns its folder. `report` is told what is in it."""
     from headway.api import preparing
     from headway.data.facts import describe_store
@@ -125,15 +127,18 @@ def diagnose_logs(paths: Sequence[Path]) -> Diagnosis | None:
 
 
 def train(
-    path: Path,
+    path: Source,
     overrides: Sequence[str] = (),
     *,
-    screen: Screen,
+    screen: Screen | None = None,
     name: str | None = None,
     force: Sequence[str] = (),
     report: ProgressReporter | None = None,
 ) -> Path:
     """Plan, check, train, evaluate, export; returns the run directory.
+
+    path: a run file, or a mapping with its keys. screen: None: lines of text. The ranks are processes of their own, on
+    this machine: what a notebook defines must lie in a module for them to import.
 
     Raises the errors of `plan`, CheckFailed, and those of the ranks: see headway.errors for the exit codes.
     """
@@ -142,6 +147,7 @@ def train(
     warm_up()  # the ranks' imports run on the other core while the data is read and the plan made
     from headway.api import preparing, running
 
+    screen = screen or _plain_screen()
     planned = preparing.planned(path, overrides, build=True, name=name, report=report, force=force)
     screen.plan(planned)
     screen.checks(planned.report)
@@ -151,8 +157,41 @@ def train(
     return running.run_here(run, planned.plan, screen, resume=False)
 
 
+def _plain_screen() -> Screen:
+    from headway.cli.plain import PlainScreen
+
+    return PlainScreen()
+
+
+def prepare(
+    config: Source,
+    overrides: Sequence[str] = (),
+    *,
+    model: Any = None,
+    loss: Any = None,
+    resume: bool | str | Path = False,
+    **more: Any,
+) -> ScriptRun:
+    """A run inside of this script, planned, checked and built: the script has the loop. Called on every rank.
+
+    config: a run file, or a mapping with its keys. What the script hands over may be absent from it: `model`, an
+    nn.Module; `data`, where the script gives `run.batches(...)` or `train_step` its own; `task`, where `loss` is given.
+    loss: a function of the model and a batch, its mean over the batch's rows, or a headway.Loss; None: the run file's
+    task, or with batches of the script's own what the module returns.
+    resume: True goes on with the newest unfinished run of this name, and starts anew where there is none; a run's name
+    or path goes on with that one.
+    more: task=, an object with the methods of headway.task.seam.Task, in place of a loss; examples=, how many the
+    script's data has, for a length in epochs; force=, checks to pass, by name.
+
+    Raises the errors of `plan`, CheckFailed, CheckpointError, and UserError where the script and the file contradict.
+    """
+    from headway.api.library import prepare, wanted
+
+    return prepare(config, overrides, wanted(model, loss, resume, more))
+
+
 def certify(
-    path: Path,
+    path: Source,
     overrides: Sequence[str] = (),
     *,
     again: bool = False,
@@ -183,7 +222,7 @@ def certify(
 
 
 def dry_run(
-    path: Path,
+    path: Source,
     overrides: Sequence[str] = (),
     *,
     screen: Screen,
@@ -199,7 +238,13 @@ def dry_run(
     return run.path, running.render(planned.plan, run)
 
 
-def resume(run: str | None, overrides: Sequence[str] = (), *, screen: Screen, force: Sequence[str] = ()) -> Path:
+def resume(
+    run: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    screen: Screen | None = None,
+    force: Sequence[str] = (),
+) -> Path:
     """Go on from the newest complete checkpoint; with overrides, on a new plan that says what it changed.
 
     Raises CheckpointError where nothing complete stands, never a silent start from step 0.
@@ -209,7 +254,7 @@ def resume(run: str | None, overrides: Sequence[str] = (), *, screen: Screen, fo
     warm_up()
     from headway.api import resuming
 
-    return resuming.resume(find_run(run), overrides, screen=screen, force=force)
+    return resuming.resume(find_run(run), overrides, screen=screen or _plain_screen(), force=force)
 
 
 def find_run(reference: str | Path | None, root: Path | None = None) -> Path:
@@ -225,7 +270,7 @@ def runs(root: Path | None = None) -> list[RunSummary]:
     return summarise_all(root or Path("runs"))
 
 
-def summary(run: str | Path | None) -> RunSummary:
+def summary(run: str | Path | None = None) -> RunSummary:
     from headway.run.paths import RunDir
     from headway.run.summary import summarise
 
@@ -284,7 +329,7 @@ def sync(run: str | None) -> dict[str, str]:
     return syncing.sync(found)
 
 
-def export(run: str | None, step: int | None = None, out: Path | None = None) -> ExportResult:
+def export(run: str | Path | None = None, step: int | None = None, out: Path | None = None) -> ExportResult:
     """A model folder from a checkpoint, reloaded in plain transformers and compared. Raises ExportError."""
     found = find_run(run)  # before torch is loaded: a wrong name is answered at once
     from headway.api import delivering

@@ -60,7 +60,7 @@ def answers(target: Path) -> bool:
         task = json.loads((folder / "headway.json").read_text(encoding="utf-8"))["plan"]["task"]["kind"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return task in ("instruction", "classification")
+    return task in ("instruction", "preference", "classification")
 
 
 def _is_model(folder: Path) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report
-from headway.config.load import LoadedRun, load_run, load_text
+from headway.config.load import LoadedRun, from_mapping, load_run, load_text
 from headway.config.schema import RunConfig, TokenizerConfig
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts, store_remarks
@@ -30,12 +30,26 @@ from headway.plan.schema import CodePlan, Plan
 from headway.plan.sources import source_weights, training_sources
 from headway.plan.tasks import SOME_LABELS
 from headway.plan.tracking import plan_trackers
-from headway.registry import require_extra
+from headway.registry import GIVEN, require_extra
 from headway.run.paths import RunDir
 from headway.run.usercode import Named, find_code
 
+Source = str | Path | Mapping[str, Any]  # a run file, or its content
+
 # Assumed until the tokenizer is known; only ever in a plan that is marked as estimated.
 _USUAL_VOCAB = 32_000
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a user's script hands over (headway.prepare), as far as a plan must know it.
+
+    shape, model_config: of its module; config {} where that is no model of transformers. code: where its classes lie.
+    """
+
+    shape: ModelShape | None = None
+    model_config: dict[str, Any] = field(default_factory=dict[str, Any])
+    code: tuple[CodePlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,8 +61,11 @@ class Planned:
     loaded: LoadedRun
 
 
-def load(path: Path, overrides: Sequence[str]) -> LoadedRun:
-    return load_run(path, overrides)
+def load(source: Source, overrides: Sequence[str]) -> LoadedRun:
+    """A run file, or a mapping with its keys, whose relative paths start where the user stands."""
+    if isinstance(source, Mapping):
+        return from_mapping(source, base=Path.cwd(), overrides=overrides)
+    return load_run(Path(source), overrides)
 
 
 def reload(run: RunDir, origin: Path, overrides: Sequence[str], added: Sequence[str] = ()) -> LoadedRun:
@@ -90,17 +107,24 @@ def look_at_data(loaded: LoadedRun) -> DataFacts:
     return estimate_facts(request, vocab=vocab, sequence=config.train.sequence, packing=config.data.packing)
 
 
-def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None) -> Plan:
+def plan_run(loaded: LoadedRun, data: DataFacts, name: str | None = None, brought: Brought | None = None) -> Plan:
     """Gather the machine's and the model's facts and make the plan."""
-    return make_plan(loaded, gather_facts(loaded, data, probe_cluster(loaded.config.launch.device), name))
+    return make_plan(loaded, gather_facts(loaded, data, probe_cluster(loaded.config.launch.device), name, brought))
 
 
-def gather_facts(loaded: LoadedRun, data: DataFacts, cluster: ClusterFacts, name: str | None = None) -> AllFacts:
+def gather_facts(
+    loaded: LoadedRun,
+    data: DataFacts,
+    cluster: ClusterFacts,
+    name: str | None = None,
+    brought: Brought | None = None,
+) -> AllFacts:
     """Everything that the plan follows from, for the machine `cluster`."""
+    brought = brought or Brought()
     config = loaded.config
     task = config.task.kind
     origin = resolve_model(config.model, vocab=data.vocab, sequence=config.train.sequence, base=loaded.base, task=task)
-    model_config, fresh_head = origin.config, False
+    model_config, fresh_head = brought.model_config or origin.config, False
     if config.model.config is not None and data.tokenizer and not data.estimated:
         model_config = _with_special_tokens(model_config, Path(data.tokenizer))
     if task == "classification":
@@ -108,11 +132,12 @@ def gather_facts(loaded: LoadedRun, data: DataFacts, cluster: ClusterFacts, name
     for tracker in plan_trackers(config.track):
         require_extra("track", tracker.kind)
     code = find_code(_own_names(config), loaded.base)
-    shape, base = _shape(config, model_config, data, code), ""
+    shape, base = brought.shape or _shape(config, model_config, data, code), ""
     if config.adapter is not None:
         require_extra("adapter", config.adapter.kind)
         shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
-        base = weights_identity(origin.path, Path(config.data.cache).absolute()) if origin.path else ""
+    if (config.adapter is not None or task == "preference") and origin.path:
+        base = weights_identity(origin.path, Path(config.data.cache).absolute())
     return AllFacts(
         cluster=cluster,
         shape=shape,
@@ -124,7 +149,7 @@ def gather_facts(loaded: LoadedRun, data: DataFacts, cluster: ClusterFacts, name
         notes=origin.notes,
         base=base,
         fresh_head=fresh_head,
-        code=code,
+        code=(*code, *brought.code),
     )
 
 
@@ -133,7 +158,7 @@ def _own_names(config: RunConfig) -> list[Named]:
     named = [("model.factory", config.model.factory or ""), ("task.kind", config.task.kind)]
     named += [("strategy.kind", config.strategy.kind)]
     named += [(f"track.own[{index}]", kind) for index, kind in enumerate(config.track.own)]
-    return [Named(key, path) for key, path in named if ":" in path]
+    return [Named(key, path) for key, path in named if ":" in path and not path.startswith(GIVEN)]
 
 
 def _shape(config: RunConfig, model_config: dict[str, Any], data: DataFacts, code: Sequence[CodePlan]) -> ModelShape:
@@ -179,7 +204,7 @@ def runs_root(loaded: LoadedRun) -> Path:
 
 
 def planned(
-    path: Path,
+    path: Source,
     overrides: Sequence[str],
     *,
     build: bool,

@@ -91,12 +91,12 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     # A folder may move: beside an adapter the hash of its weights says whether it is the same model.
     moved = old.adapter is not None and old.adapter.base != "" and old.adapter == planned.plan.adapter
     kept = [change for change in changed if not (moved and change[0] == "model.path")]
-    _require_resumable([*_other_data(before, loaded), *kept], planned.plan, reached)
+    require_resumable([*_other_data(before, loaded), *kept], planned.plan, reached)
     screen.plan(planned)
     screen.checks(planned.report)
     planned.report.raise_if_red()
     certificate = running.look_for_certificate(planned, screen)
-    _keep_old_plan(run)
+    keep_old_plan(run)
     running.keep_words(run, loaded)
     write_plan(planned.plan, run.plan)
     write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
@@ -122,7 +122,7 @@ def _other_base(new: Plan) -> Problem:
     return Problem("model.from", rule, new.model.path, "restore the folder, or start a new run with this one")
 
 
-def _require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reached: int) -> None:
+def require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reached: int) -> None:
     """Raises PlanError where the checkpoint cannot go on under the new plan."""
     fix = "start a new run for it: headway train"
     rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
@@ -146,7 +146,7 @@ def _is_fixed(key: str, old: Any, new: Any) -> bool:
     return key.startswith(_FIXED) or (key == "optimizer.momentum" and not (old and new))
 
 
-def _keep_old_plan(run: RunDir) -> None:
+def keep_old_plan(run: RunDir) -> None:
     """A copy beside it: at no time does the run have no plan."""
     number = 1
     while (kept := run.plan.with_name(f"plan-{number}.json")).exists():

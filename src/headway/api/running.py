@@ -48,7 +48,9 @@ def look_for_certificate(planned: Planned, screen: Screen) -> Certificate | None
         certificate = certifying.require(planned.plan, small_run)
     else:
         certificate = shelf.find(planned.plan)
-    if certificate is None:
+    if certificate is None and not planned.loaded.path.is_file():
+        text = "no certificate for this plan; `headway.certify(config)` proves it in a minute"
+    elif certificate is None:
         command = shlex.join(["headway", "certify", str(planned.loaded.path), *planned.loaded.overrides])
         text = f"no certificate for this plan; `{command}` proves it in a minute"
     elif certificate.valid:

@@ -400,4 +400,5 @@ def memory_request(plan: Plan) -> MemoryRequest:
         loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
         attention=plan.model.attention,
         global_sequences=plan.batch.global_sequences,
+        rows=2 if plan.task.kind == "preference" else 1,
     )

@@ -31,10 +31,10 @@ def with_material(small: Small, plan: Plan, folder: Path) -> Small:
         material, said = _users(TokenStore(Path(plan.data.store)), STEPS * windows, vocab)
     else:
         material, said = _made(plan, STEPS * windows, vocab), "made-up documents: the token store is not built yet"
-    labelled = material.kind == "labelled"
+    labelled = material.kind in ("labelled", "preference")
     least, found = (windows, len(material.documents)) if labelled else (windows * SEQUENCE, material.tokens)
     if found < least:
-        what = "texts" if labelled else "tokens"
+        what = ("pairs" if material.kind == "preference" else "texts") if labelled else "tokens"
         raise DataError(
             f"the data is too small for the claims: {least} {what} are needed for one step of the small plan",
             fix="give more documents, or a smaller train.global_batch",
@@ -53,6 +53,8 @@ def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
     Where plain texts are few and long, their further pieces too.
     """
     kind = store.manifest.kind
+    if kind == "preference":
+        return _users_pairs(store, windows, vocab)
     documents: list[np.ndarray] = []
     learnt: list[np.ndarray] = []
     classes: list[int] = []
@@ -86,6 +88,37 @@ def _users(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
     return Material(documents, learnt, classes, store.manifest.labels, held), said
 
 
+def _users_pairs(store: TokenStore, windows: int, vocab: int) -> tuple[Material, str]:
+    """The first pairs of the data, a part of each answer's side around what is learnt."""
+    documents: list[np.ndarray] = []
+    learnt: list[np.ndarray] = []
+    seconds: list[int] = []
+    for number in store.documents("train").tolist()[:windows]:
+        tokens, mask = store.document(number) % vocab, store.learnt(number)
+        at = 0 if store.seconds is None else int(store.seconds[number])
+        sides = [slice(0, at), slice(at, len(tokens))]
+        parts = [_part_of_chat(mask[side], 2 * number + place) for place, side in enumerate(sides)]
+        kept = [(tokens[side][part], mask[side][part]) for side, part in zip(sides, parts, strict=True)]
+        documents.append(np.concatenate([side for side, _ in kept]))
+        learnt.append(np.concatenate([side for _, side in kept]))
+        seconds.append(len(kept[0][0]))
+    said = (
+        f"{len(documents)} pairs of the data, {min(_CHATS)} to {max(_CHATS)} tokens of each side, folded into {vocab}"
+    )
+    return Material(documents, learnt, seconds=seconds), said
+
+
+def _made_pairs(plan: Plan, windows: int, vocab: int) -> Material:
+    random = np.random.default_rng(plan.numerics.seed)
+    sides = [random.integers(0, vocab, int(random.integers(_SHORTEST, SEQUENCE))) for _ in range(2 * windows)]
+    learnt = [(np.arange(len(side)) >= len(side) // 2).astype("u1") for side in sides]
+    return Material(
+        [np.concatenate(pair) for pair in zip(sides[::2], sides[1::2], strict=True)],
+        [np.concatenate(pair) for pair in zip(learnt[::2], learnt[1::2], strict=True)],
+        seconds=[len(side) for side in sides[::2]],
+    )
+
+
 def _part_of_chat(learnt: np.ndarray, number: int) -> slice:
     """A part that fits a window and holds learnt tokens behind others, of lengths that let several share a window."""
     length = _CHATS[number % len(_CHATS)]
@@ -96,6 +129,8 @@ def _part_of_chat(learnt: np.ndarray, number: int) -> slice:
 
 def _made(plan: Plan, windows: int, vocab: int) -> Material:
     """Documents of random tokens, half of a chat learnt, labels in turn."""
+    if plan.task.kind == "preference":
+        return _made_pairs(plan, windows, vocab)
     random = np.random.default_rng(plan.numerics.seed)
     task, room = plan.task, windows * SEQUENCE
     longest = SEQUENCE if task.kind in ("instruction", "classification") else _LONGEST

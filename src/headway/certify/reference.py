@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from headway.certify.outcome import Outcome
 from headway.data.order import window_at
-from headway.data.seam import IGNORE, Sample
+from headway.data.seam import IGNORE, Sample, SampleSource
 from headway.model.naming import named_state
 from headway.model.seam import ModelSource
 from headway.model.source import source_of
@@ -67,6 +67,8 @@ def row_names(batch: Batch, filler: str = "") -> list[str]:
         return [text_name(row[:length], _numbers(label)) for row, length, label in rows]
     if {"input_ids", "labels"} <= inputs.keys():
         pairs = zip(inputs["input_ids"], inputs["labels"], strict=True)
+        if labels.ndim == 3:  # two answers
+            return ["".join(map(sample_name, ids, goals)) for ids, goals in pairs]
         return [sample_name(row, labels) for row, labels in pairs]
     count = len(next(iter(inputs.values())))
     tables = [values for _, values in sorted(inputs.items()) if values.ndim > 1 and len(values) == count]
@@ -111,9 +113,11 @@ def run_reference(plan: Plan, engine: Outcome) -> dict[str, Any]:
     """
     source: ModelSource = source_of(plan)
     model = build_filled(source, torch.device("cpu"))
-    own = _OwnTask(plan) if ":" in plan.task.kind else None
-    optimizer = _optimizer(plan.optimizer, model)
     samples = open_data(plan, "train")
+    own = _OwnTask(plan) if ":" in plan.task.kind else None
+    if plan.task.kind == "preference":
+        own = _Pairs(plan, model, samples)
+    optimizer = _optimizer(plan.optimizer, model)
     table = rates(plan.schedule)
     found: dict[str, Any] = {"losses": [], "norms": [], "rates": table.tolist(), "tokens": [], "samples": []}
     found |= {f"weight@0/{name}": p.detach().clone().numpy() for name, p in named_state(model)}
@@ -176,6 +180,43 @@ def _yes_or_no(model: nn.Module, windows: list[Sample], weights: torch.Tensor) -
         truth = torch.tensor([float(number in (window.held or ())) for number in range(len(weights))])
         losses = -weights * truth * F.logsigmoid(logits) - (1 - truth) * F.logsigmoid(-logits)
         yield losses.sum() / (len(windows) * len(weights))
+
+
+class _Pairs:
+    """Preferences, one answer at a time; the reference is the model as it is now, asked of every pair."""
+
+    def __init__(self, plan: Plan, model: nn.Module, samples: SampleSource):
+        self._options = plan.task.options
+        model.eval()
+        with torch.no_grad():
+            self._known = [self._log_probabilities(model, samples[number]) for number in range(len(samples))]
+
+    def _log_probabilities(self, model: nn.Module, window: Sample) -> torch.Tensor:
+        """fp32 [2]."""
+        found: list[torch.Tensor] = []
+        for tokens, labels in _documents(window):
+            kept = labels != IGNORE
+            logs = _logits(model, tokens[None])[0].float().log_softmax(-1)[kept]
+            each = logs.gather(1, labels[kept][:, None])
+            found.append(each.mean() if self._options["per_token"] else each.sum())
+        return torch.stack(found)
+
+    def name(self, window: Sample) -> str:
+        sides = [window.documents == number for number in (0, 1)]
+        return "".join(sample_name(window.tokens[side], window.labels[side]) for side in sides)
+
+    def backward(self, model: nn.Module, windows: list[Sample]) -> float:
+        """The gradients of the mean loss of a step's pairs; the loss."""
+        model.zero_grad()
+        beta, smoothing = self._options["beta"], self._options["label_smoothing"]
+        total = 0.0
+        for window in windows:
+            rewards = beta * (self._log_probabilities(model, window) - self._known[window.index])
+            right = torch.sigmoid(rewards[0] - rewards[1])
+            loss = -((1 - smoothing) * right.log() + smoothing * (1 - right).log()) / len(windows)
+            loss.backward()
+            total += float(loss.detach())
+        return total
 
 
 class _OwnTask:

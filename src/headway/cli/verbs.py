@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -312,6 +312,21 @@ def _certify(options: Namespace) -> int:
     return EXIT_OK if certificate.holds else NotCertified.exit_code
 
 
+# --- launch ----------------------------------------------------------------------------------------------------------
+
+
+def _launch_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, help="default: every GPU, or two on a CPU")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", nargs=REMAINDER, metavar="...", help="the script's own arguments")
+
+
+def _launch(options: Namespace) -> int:
+    from headway.launch.script import become, script_command
+
+    become(script_command(Path(options.script), options.arguments, options.processes))
+
+
 VERBS: tuple[Verb, ...] = (
     Verb(
         "init",
@@ -422,6 +437,14 @@ VERBS: tuple[Verb, ...] = (
         _data_build_arguments,
         _data_build,
         takes_overrides=True,
+        more=True,
+    ),
+    Verb(
+        "launch",
+        "start your own script, which calls headway.prepare, on every rank",
+        ("headway launch train.py", "headway launch --processes 2 train.py --my-option 3"),
+        _launch_arguments,
+        _launch,
         more=True,
     ),
 )

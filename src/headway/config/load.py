@@ -5,6 +5,7 @@ Everything that is wrong is reported at once, each Problem with its file and lin
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,13 +49,16 @@ class LoadedRun:
         return self.path.absolute().parent
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
+def load_run(path: Path, overrides: Sequence[str] = (), *, beneath: Mapping[str, Any] | None = None) -> LoadedRun:
     """Read a run file (YAML, JSON or TOML by its ending) and lay `overrides` such as "train.length=500 steps" over it.
+
+    beneath: keys of sections that count where the file does not give them.
 
     Raises:
         ConfigError: the file is absent or cannot be parsed, or holds any number of Problems.
     """
-    return load_text(read_text(path), path, overrides)
+    text = read_text(path)
+    return _load(_above(parse(text, path.name), beneath), path, overrides)
 
 
 def load_text(text: str, path: Path, overrides: Sequence[str] = (), deepspeed: str | None = None) -> LoadedRun:
@@ -66,22 +70,45 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = (), deepspeed: s
 
 
 def from_mapping(
-    data: Mapping[str, Any], *, where: str = "<dict>", base: Path, overrides: Sequence[str] = ()
+    data: Mapping[str, Any],
+    *,
+    where: str = "<dict>",
+    base: Path,
+    overrides: Sequence[str] = (),
+    beneath: Mapping[str, Any] | None = None,
 ) -> LoadedRun:
-    """A run from a mapping with the run file's keys; relative paths start at `base`."""
+    """A run from a mapping with the run file's keys; relative paths start at `base`. beneath: as in `load_run`.
+
+    A class or function stands for its import path.
+    """
     plain = _plain(data)
     text = json.dumps(plain, indent=2) + "\n"
-    return _load(Source(where, text, plain), base / "run.json", overrides)
+    return _load(_above(Source(where, text, plain), beneath), base / "run.json", overrides)
+
+
+def _above(source: Source, beneath: Mapping[str, Any] | None) -> Source:
+    """The source with the keys of `beneath` in its sections where they are absent."""
+    given: object = source.data
+    if not beneath or not isinstance(given, dict):
+        return source
+    data = written_out(cast("dict[str, Any]", given))
+    for section, values in beneath.items():
+        mine = data.get(section, {})
+        if isinstance(mine, dict):
+            data = {**data, section: {**values, **cast("dict[str, Any]", mine)}}
+    return replace(source, data=data)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: amounts and paths as the text that reads back as the same."""
+    """What JSON can hold: amounts, paths and named code as the text that reads back as the same."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast("Sequence[Any]", value)]
     if isinstance(value, Amount):
         return write_amount(value)
+    if isinstance(value, type) or inspect.isfunction(value):
+        return f"{value.__module__}:{value.__qualname__}"
     return str(value) if isinstance(value, Path) else value
 
 

@@ -23,7 +23,7 @@ from headway.config.schema import (
     TrainConfig,
 )
 from headway.errors import Problem
-from headway.registry import kinds
+from headway.registry import GIVEN_DATA, GIVEN_TRANSFORMERS, kinds
 from headway.units import Amount, format_count
 
 Rule = Callable[..., Iterable[Problem]]
@@ -51,8 +51,8 @@ def _revision(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.revision", "has a meaning only with model.from", model.revision, "remove it")
 
 
-def _tokenizer(model: ModelConfig) -> Iterator[Problem]:
-    if model.from_ is None and model.tokenizer is None:
+def _tokenizer(model: ModelConfig, data: DataConfig) -> Iterator[Problem]:
+    if model.from_ is None and model.tokenizer is None and data.train.kind != GIVEN_DATA:
         fix = "tokenizer: {train: 32k} to train one on the data, or {from: ./folder}"
         yield Problem("model.tokenizer", "is required for a model from scratch", fix=fix)
     size = model.tokenizer.train if model.tokenizer else None
@@ -62,7 +62,7 @@ def _tokenizer(model: ModelConfig) -> Iterator[Problem]:
 
 def _own_model(model: ModelConfig, task: TaskConfig, data: DataConfig) -> Iterator[Problem]:
     """A model of the user's own, and what Headway cannot do for it."""
-    if model.factory is None:
+    if model.factory in (None, GIVEN_TRANSFORMERS):
         if model.options:
             yield Problem("model.options", "has a meaning only with model.factory", fix="remove it")
         return
@@ -135,6 +135,7 @@ def _task_kind(task: TaskConfig) -> Iterator[Problem]:
 def _task_options(task: TaskConfig) -> Iterator[Problem]:
     """An option of another task would be silently without effect."""
     own = {"loss_on": "instruction", "class_weights": "classification"}
+    own |= dict.fromkeys(("beta", "label_smoothing", "per_token"), "preference")
     for name, kind in own.items():
         if (value := getattr(task, name)) is not None and task.kind != kind:
             yield Problem(f"task.{name}", f"has no effect with task: {task.kind}", value, f"write kind: {kind}")
@@ -143,11 +144,19 @@ def _task_options(task: TaskConfig) -> Iterator[Problem]:
         yield Problem("task.options", "are those of a task of your own", fix=fix)
 
 
+_ALONE = {"classification": "each text", "preference": "each pair"}
+
+
 def _one_text_a_sequence(task: TaskConfig, data: DataConfig) -> Iterator[Problem]:
-    if task.kind == "classification" and "packing" in data.model_fields_set and data.packing:
-        yield Problem(
-            "data.packing", "has no effect with task: classification: each text stands alone", True, "remove it"
-        )
+    if task.kind in _ALONE and "packing" in data.model_fields_set and data.packing:
+        rule = f"has no effect with task: {task.kind}: {_ALONE[task.kind]} stands alone"
+        yield Problem("data.packing", rule, True, "remove it")
+
+
+def _smoothing(task: TaskConfig) -> Iterator[Problem]:
+    if task.label_smoothing is not None and task.label_smoothing >= 0.5:
+        rule = "must be below 0.5: more would prefer what was rejected"
+        yield Problem("task.label_smoothing", rule, task.label_smoothing, "for example 0.1")
 
 
 def _adapter(adapter: AdapterConfig | None, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
@@ -321,7 +330,7 @@ def _name(name: str | None) -> Iterator[Problem]:
 RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("name",), _name),
     (("model",), _revision),
-    (("model",), _tokenizer),
+    (("model", "data"), _tokenizer),
     (("model", "task", "data"), _own_model),
     (("model",), _arch),
     (("model", "train"), _sequence_fits),
@@ -330,6 +339,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("task",), _task_kind),
     (("task",), _task_options),
     (("task", "data"), _one_text_a_sequence),
+    (("task",), _smoothing),
     (("adapter", "model", "task"), _adapter),
     (("train",), _batch_holds_a_sequence),
     (("train",), _length_holds_a_step),

@@ -107,7 +107,7 @@ class SourceConfig(Section):
     paths: Texts = Field(
         default=(), description="Files, folders and globs, relative to the run file.", examples=["corpus/**/*.txt"]
     )
-    shape: Literal["auto", "text", "messages", "prompt-response", "text-label", "text-labels"] = Field(
+    shape: Literal["auto", "text", "messages", "prompt-response", "text-label", "text-labels", "preference"] = Field(
         default="auto", description="What a record holds; auto: read off the first records, and shown."
     )
     text_key: str = Field(default="text", description="Field or column of the text in jsonl, csv and parquet files.")
@@ -146,10 +146,21 @@ class TaskConfig(Section):
 
     kind: str = Field(
         default="causal_lm",
-        description="causal_lm, instruction, classification, or your own as package.module:Class.",
+        description="causal_lm, instruction, preference, classification, or your own as package.module:Class.",
     )
     loss_on: Literal["assistant", "all"] | None = Field(
         default=None, description="Of instruction: the assistant's words (what null means), or the whole chat."
+    )
+    beta: Above | None = Field(
+        default=None, description="Of preference: how firmly the model is held to the reference (null: 0.1)."
+    )
+    label_smoothing: Ratio | None = Field(
+        default=None,
+        description="Of preference: the share of pairs taken for wrongly labelled; below 0.5 (null: 0).",
+    )
+    per_token: bool | None = Field(
+        default=None,
+        description="Of preference: true takes the mean over an answer's tokens; null or false their sum, as DPO does.",
     )
     class_weights: Literal["balanced"] | dict[str, Above] | None = Field(
         default=None,

@@ -7,6 +7,7 @@
     source.npy           uint16 [documents]: which source it came from
     split.npy            uint8 [documents]: 0 train, 1 held out
     mask-NNNNN.bin       chats: uint8 beside each token of the file of that number, 1 where it is learnt
+    second.npy           preferences: int64 [documents], where in its document the rejected answer begins
     label.npy            labelled texts: int32 [documents], a place in the manifest's labels; or, of texts with any
                          number of labels, the number of a set: of label_members.npy, what lies between the ends
                          of the set before it and its own in label_ends.npy
@@ -56,6 +57,7 @@ class TokenStore:
         # Beside each token file, 1 where a token is learnt; [] where all are.
         self.masks = [self._map_bare(file, "u1") for file in self.manifest.masks]
         self.labels = self._map("label") if "label" in self.manifest.arrays else None
+        self.seconds = self._map("second") if "second" in self.manifest.arrays else None
         self.has_sets = "label_members" in self.manifest.arrays
         self._members = self._map("label_members") if self.has_sets else np.empty(0, dtype=np.int32)
         self._ends = self._map("label_ends") if self.has_sets else np.empty(0, dtype=np.int64)

@@ -83,6 +83,8 @@ def assemble(spec: WorkSpec, results: Iterable[TaskResult], folder: Path) -> Ass
         several = any(source["shape"] == SETS for _, source in spec.sources)
         settle = done.labels.settle_sets if several else done.labels.settle
         arrays |= settle(done.documents["label"], done.is_eval)
+    if Reading(**spec.reading).kind == "preference":
+        arrays["second"] = done.documents["second"].astype("<i8")
     done.arrays = {name: save_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
     return done
 

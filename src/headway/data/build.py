@@ -135,7 +135,7 @@ def survey(request: StoreRequest) -> Survey:
     is_text = request.reading.kind == "text"
     if not is_text:
         settings |= {"reading": asdict(request.reading), "framed": [vocabulary.adds_begin, vocabulary.adds_end]}
-    if request.reading.kind == "chat":
+    if request.reading.kind in ("chat", "preference"):
         template = read_template(vocabulary.folder)
         settings |= {"template": template.sha256 if template else None}
         shapes.append(_template_words(template))

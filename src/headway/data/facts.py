@@ -40,7 +40,7 @@ def data_facts(store: Path, sequence: int, packing: bool, weights: tuple[float, 
         rule = f"no example has a token to learn within {sequence} tokens"
         raise DataError(problems=[Problem("train.sequence", rule, sequence, "raise it, or shorten the prompts")])
     # Bits per byte compare the loss with the text that it covers: of labels, or of texts cut short, it covers less.
-    whole = manifest.kind != "labelled" and losses(opened, held_out) == Losses(0, 0)
+    whole = manifest.kind not in ("labelled", "preference") and losses(opened, held_out) == Losses(0, 0)
     return DataFacts(
         store=str(store),
         store_hash=manifest.hash,
@@ -79,7 +79,7 @@ def _label_counts(store: TokenStore) -> tuple[int, ...]:
 def _loss_notes(store: TokenStore, sequence: int, packing: bool) -> tuple[str, ...]:
     """What a layout cuts off or leaves out of each split, in words."""
     notes: list[str] = []
-    what = "chats" if store.manifest.kind == "chat" else "texts"
+    what = {"chat": "chats", "preference": "pairs"}.get(store.manifest.kind, "texts")
     splits: tuple[tuple[Split, Counts], ...] = (("train", store.manifest.train), ("eval", store.manifest.eval))
     for split, counts in splits:
         lost = losses(store, Layout(split, sequence, packing))
@@ -121,10 +121,10 @@ def estimate_facts(request: StoreRequest, *, vocab: int, sequence: int, packing:
     how = Layout("train", sequence, packing).how(request.reading.kind)
 
     def windows(tokens: int, documents: int) -> int:
-        return documents if how == "single" else -(-tokens // sequence)
+        return documents if how in ("single", "pair") else -(-tokens // sequence)
 
     tokens, eval_tokens = round(train_bytes / BYTES_PER_TOKEN), round(eval_bytes / BYTES_PER_TOKEN)
-    labelled = request.reading.kind == "labelled"
+    labelled = request.reading.kind in ("labelled", "preference")  # a document is one item of the loss
     return DataFacts(
         store="",
         store_hash="",

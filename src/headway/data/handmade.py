@@ -19,7 +19,8 @@ class Material:
 
     documents: token ids, each with its begin and end tokens, below 65,536. learnt: of chats, uint8 beside each
     document, 1 where a token is learnt. classes: of labelled texts, each document's number among `labels`; or, of texts
-    with any number of labels, `held`: the numbers of each.
+    with any number of labels, `held`: the numbers of each. seconds: of preferences, where in each document the rejected
+    answer begins; `learnt` is beside them too.
     """
 
     documents: Sequence[np.ndarray]
@@ -27,9 +28,12 @@ class Material:
     classes: Sequence[int] = ()
     labels: tuple[str, ...] = ()
     held: Sequence[Sequence[int]] = ()
+    seconds: Sequence[int] = ()
 
     @property
     def kind(self) -> Kind:
+        if self.seconds:
+            return "preference"
         return "chat" if self.learnt else "labelled" if self.labels else "text"
 
     @property
@@ -51,7 +55,9 @@ def write_store(folder: Path, material: Material, tokenizer: TokenizerRecord, *,
         "split": split,
     }
     manifest: dict[str, Any] = {}
-    if kind == "chat":
+    if kind == "preference":
+        arrays["second"] = np.array(material.seconds, dtype="<i8")
+    if kind in ("chat", "preference"):
         manifest["masks"] = [save_array(folder / "mask-00000.bin", np.concatenate(list(material.learnt)), bare=True)]
     if kind == "labelled":
         arrays["label"] = np.array(material.classes or range(len(documents)), dtype="<i4")

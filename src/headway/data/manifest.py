@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 FORMAT, TEXT_FORMAT = 2, 1
 FORMATS = (TEXT_FORMAT, FORMAT)
 MANIFEST = "manifest.json"
-Kind = Literal["text", "chat", "labelled"]
+Kind = Literal["text", "chat", "labelled", "preference"]
 
 
 class Part(BaseModel):

@@ -5,6 +5,9 @@ packed: the documents of a split stand in one line, in an order drawn from the s
 windows hold several whole documents, each put where it leaves the least room. A fragment is a run of one document in
 one window. Its positions start at 0, for attention reaches no further back than the fragment.
 
+pair (preferences): the two fragments of a document, the chosen and the rejected answer, each cut off after `sequence`
+tokens; a pair of which one has nothing to learn there is left out.
+
 A chat of which nothing within `sequence` tokens is learnt is left out: its loss would be a calm 0 of nothing.
 """
 
@@ -28,7 +31,7 @@ from headway.data.order import windows_at
 from headway.data.seam import IGNORE, Sample
 
 _INDEX_VERSION = 1
-How = Literal["packed", "single", "best_fit"]
+How = Literal["packed", "single", "best_fit", "pair"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Layout:
 
     def how(self, kind: Kind) -> How:
         """The layout that a store of this kind gets: a chat is never cut in two, a labelled text stands alone."""
+        if kind == "preference":
+            return "pair"
         if not self.packing or kind == "labelled":
             return "single"
         return "best_fit" if kind == "chat" else "packed"
@@ -153,6 +158,8 @@ def open_index(store: TokenStore, layout: Layout) -> Index:
 def _cut(store: TokenStore, layout: Layout, order: np.ndarray) -> Index:
     """The windows of these documents, in this order."""
     how = layout.how(store.manifest.kind)
+    if how == "pair":
+        return Index(*_pairs(store, layout, order))
     return Index(*(_packed(store, layout, order) if how == "packed" else _whole(store, layout, order, how)))
 
 
@@ -180,6 +187,8 @@ def targets(store: TokenStore, index: Index) -> int:
     """What is learnt from: each labelled text; else every position with a learnt token behind it in its document."""
     fragments = index.fragments
     if store.labels is not None:
+        return len(index)
+    if store.seconds is not None:
         return len(index)
     counts = store.learnt_counts(fragments[:, 0] + 1, fragments[:, 1] - fragments[:, 2])
     if index.mixture is None:
@@ -235,6 +244,23 @@ def _whole(store: TokenStore, layout: Layout, order: np.ndarray, how: How) -> tu
     return fragments[members], windows
 
 
+def _pairs(store: TokenStore, layout: Layout, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    fragments = _sides(store, order, layout.sequence)
+    both = _teaches(store, fragments).reshape(-1, 2).all(1)
+    fragments = fragments.reshape(-1, 2, 3)[both].reshape(-1, 3)
+    return fragments, np.arange(0, len(fragments) + 1, 2, dtype=np.int64)
+
+
+def _sides(store: TokenStore, documents: np.ndarray, sequence: int) -> np.ndarray:
+    """Fragments of the chosen and the rejected answer of each document, in turn, each cut off."""
+    seconds = np.zeros(0, dtype=np.int64) if store.seconds is None else store.seconds[documents]
+    first, end = store.offsets[documents], store.offsets[documents + 1]
+    begins = np.stack([first, first + seconds], axis=1).ravel()
+    lengths = np.stack([seconds, end - first - seconds], axis=1).ravel()
+    kept = np.minimum(lengths, sequence)
+    return np.stack([begins, kept, kept == lengths], axis=1).astype(np.int64)
+
+
 def _cut_off(store: TokenStore, documents: np.ndarray, sequence: int) -> np.ndarray:
     first = store.offsets[documents]
     lengths = store.offsets[documents + 1] - first
@@ -263,6 +289,15 @@ def losses(store: TokenStore, layout: Layout) -> Losses:
     if layout.how(store.manifest.kind) == "packed":
         return Losses(0, 0)
     documents = store.documents(layout.split)
+    if store.seconds is not None:
+        return _losses_of_pairs(store, documents, layout.sequence)
     teaches = _teaches(store, _cut_off(store, documents, layout.sequence))
     over = (np.diff(store.offsets)[documents] - layout.sequence)[teaches]
     return Losses(int((over > 0).sum()), int(over[over > 0].sum()), int((~teaches).sum()))
+
+
+def _losses_of_pairs(store: TokenStore, documents: np.ndarray, sequence: int) -> Losses:
+    whole = _sides(store, documents, 2**62)[:, 1].reshape(-1, 2)
+    teaches = _teaches(store, _sides(store, documents, sequence)).reshape(-1, 2).all(1)
+    over = np.maximum(whole - sequence, 0)[teaches]
+    return Losses(int((over > 0).any(1).sum()), int(over.sum()), int((~teaches).sum()))

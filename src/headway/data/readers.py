@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.data.holdout import encode_text
+from headway.data.preferences import Preference, read_preference
 from headway.data.reading import LossOn, Reading
 from headway.data.seam import Document
 from headway.data.shapes import (
@@ -51,6 +52,7 @@ class Prepared:
     label: str | None = None
     repaired: bool = False
     remarks: tuple[str, ...] = field(default=())
+    second: Prepared | None = None  # of a preference: the rejected answer behind the same prompt
 
 
 class Reader(Protocol):
@@ -139,6 +141,36 @@ class ChatReader:
         return any(self._spells_out(part) for part in inner)
 
 
+class PreferenceReader(ChatReader):
+    """Two answers to one prompt, rendered as chats or, without a template, plainly; the answers' tokens are learnt."""
+
+    def read(self, document: Document, keys: Keys) -> Prepared | None:
+        record, repaired = _mended(document.record or {})
+        found = read_preference(record)
+        sides = [self._side(found, number) for number in (0, 1)]
+        remarks = (SPELT_OUT,) if self._spells_out(record) else ()
+        hashed = "\0".join(side.text for side in sides).encode()
+        chosen, rejected = (
+            Prepared(side.text, hashed, b"", spans=side.spans, framed=self.template is None) for side in sides
+        )
+        return replace(chosen, second=rejected, repaired=repaired, remarks=remarks)
+
+    def _side(self, found: Preference, number: int) -> Rendered:
+        if self.template is None:
+            if found.plain is None:
+                rule = "holds messages, and the tokenizer has no chat template"
+                raise BadRecord("no template", rule, "give texts, or take the tokenizer of the model's chat variant")
+            prompt, answer = found.plain[number]
+            return Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+        chat = (found.chosen, found.rejected)[number]
+        rendered = self.template.render(chat)
+        turns = [message["role"] == "assistant" for message in chat.messages]
+        if len(rendered.spans) != sum(turns):
+            rule = "has messages of the assistant's whose place in the rendered chat cannot be told"
+            raise BadRecord("spans unknown", rule, "one message of the assistant's in each answer")
+        return Rendered(rendered.text, rendered.spans[sum(turns[: found.asked]) :])
+
+
 def _mended(value: Any) -> tuple[Any, bool]:
     """A record with U+FFFD in place of lone surrogates, and whether there were any."""
     if isinstance(value, str):
@@ -169,6 +201,8 @@ def reader_for(reading: Reading, folder: Path, tokenizer: Tokenizer, shapes: Col
     if reading.kind == "text":
         return TextReader()
     template = template_of(folder, tokenizer)
+    if reading.kind == "preference":
+        return PreferenceReader(template, "assistant")
     if template is None and set(shapes) != {PAIR}:
         rule = f"the tokenizer in {folder} has no chat template, and the data holds chats"
         fix = "take the tokenizer of the model's chat variant, or put a chat_template.jinja into the folder"

@@ -9,7 +9,7 @@ from headway.data.manifest import Kind
 from headway.data.shapes import shapes_for
 
 LossOn = Literal["assistant", "all"]
-_KINDS: dict[str, Kind] = {"instruction": "chat", "classification": "labelled"}
+_KINDS: dict[str, Kind] = {"instruction": "chat", "classification": "labelled", "preference": "preference"}
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class Sample:
     documents: int32 [n], number of the document within the window; attention stays inside a number
     label:     of a labelled text, the number of its class; else IGNORE
     held:      of a text with any number of labels, their numbers in order; else None
+    reference: of a pair of answers, the log-probabilities of both under the reference model, where they are known
     A filler has n = 0: it is counted as nothing.
     """
 
@@ -112,6 +113,7 @@ class Sample:
     documents: np.ndarray
     label: int = IGNORE
     held: tuple[int, ...] | None = None
+    reference: tuple[float, float] | None = None
 
 
 class SampleSource(Protocol):

@@ -12,14 +12,16 @@ from headway.data.seam import Skip
 from headway.errors import DataError, Problem
 
 TEXT, MESSAGES, PAIR, LABELLED, SETS = "text", "messages", "prompt-response", "text-label", "text-labels"
+PREFERENCE = "preference"
 # What each task learns from, the preferred shape first. A user's own task takes text unless data.train.shape says more.
-TASK_SHAPES = {"instruction": (MESSAGES, PAIR), "classification": (LABELLED, SETS)}
+TASK_SHAPES = {"instruction": (MESSAGES, PAIR), "classification": (LABELLED, SETS), "preference": (PREFERENCE,)}
 ANY_SHAPE = (TEXT, MESSAGES, PAIR)
 LOOKED_AT = 32  # records of a source that its shape is read off
 
 _CHATS = ("messages", "conversations")
 _RESPONSES = ("response", "completion")
 _TOOLS = "tools"
+_PREFERRED = ("prompt", "chosen", "rejected")
 # The words of ShareGPT's conversations.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _WORDS = {
@@ -28,9 +30,10 @@ _WORDS = {
     PAIR: 'pairs, such as {{"prompt": "...", "response": "..."}}',
     LABELLED: 'labelled texts, such as {{"{text}": "...", "{label}": "..."}}',
     SETS: 'texts with any number of labels, such as {{"{text}": "...", "{label}": ["...", "..."]}}',
+    PREFERENCE: 'preferences, such as {{"prompt": "...", "chosen": "...", "rejected": "..."}}, of texts or of messages',
 }
 _TASK_OF = {TEXT: "causal_lm", MESSAGES: "instruction", PAIR: "instruction"}
-_TASK_OF |= {LABELLED: "classification", SETS: "classification"}
+_TASK_OF |= {LABELLED: "classification", SETS: "classification", PREFERENCE: "preference"}
 
 Record = Mapping[str, Any]
 
@@ -95,6 +98,8 @@ def fitting(record: Record, keys: Keys) -> set[str]:
         found.add(MESSAGES)
     if "prompt" in record and any(name in record for name in _RESPONSES):
         found.add(PAIR)
+    if "chosen" in record and "rejected" in record:
+        found.add(PREFERENCE)
     return found
 
 
@@ -106,6 +111,7 @@ def columns(shape: str, keys: Keys) -> tuple[str, ...]:
         PAIR: ("prompt", *_RESPONSES, _TOOLS),
         LABELLED: (keys.text, keys.label),
         SETS: (keys.text, keys.label),
+        PREFERENCE: (*_PREFERRED, _TOOLS),
     }[shape]
 
 
@@ -166,10 +172,19 @@ def readable(record: Record, shape: str, keys: Keys) -> str:
             return "\n".join(_contents(read_chat(record).messages))
         if shape == PAIR:
             return "\n".join(read_pair(record))
+        if shape == PREFERENCE:
+            return "\n".join(_texts_of(record.get(name)) for name in _PREFERRED)
     except BadRecord:
         return ""
     text = record.get(keys.text)
     return text if isinstance(text, str) else ""
+
+
+def _texts_of(given: object) -> str:
+    if isinstance(given, str):
+        return given
+    messages = [part for part in cast("list[object]", given) if isinstance(part, Mapping)] if given else []
+    return "\n".join(_contents(cast("list[Record]", messages)))
 
 
 def _contents(messages: Iterable[Record]) -> Iterator[str]:

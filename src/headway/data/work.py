@@ -34,6 +34,7 @@ DOCUMENT = np.dtype(
         ("source", "<u2"),
         ("source_is_eval", "?"),
         ("label", "<i4"),
+        ("second", "<i8"),  # of a preference: where the rejected answer begins in it; else 0
     ],
 )
 
@@ -175,6 +176,7 @@ class _Pending:
     prepared: Prepared
     where: str
     source: int
+    is_second: bool = False
 
 
 class _Share:
@@ -185,7 +187,8 @@ class _Share:
         self.result = TaskResult(number)
         self.encoder = shop.encoder()
         self.pending: deque[_Pending] = deque()
-        self.rows: list[tuple[int, int, int, int, bool, int]] = []
+        self.rows: list[tuple[int, int, int, int, bool, int, int]] = []
+        self.chosen = 0  # tokens of the chosen answer, while its rejected one is encoded
         self.numbers: dict[str, int] = {}  # of the labels
         self.held_out = 0
         self.lowest: tuple[int, bytes] | None = None  # hash and text of the document that comes first to be held out
@@ -208,6 +211,9 @@ class _Share:
         self.result.remarks.update(prepared.remarks)
         self.encoder.add(prepared.text, prepared.spans)
         self.pending.append(_Pending(prepared, item.where, source))
+        if prepared.second is not None:
+            self.encoder.add(prepared.second.text, prepared.second.spans)
+            self.pending.append(_Pending(prepared, item.where, source, is_second=True))
         if self.encoder.full:
             self.flush()
 
@@ -229,7 +235,9 @@ class _Share:
             kept = np.ones(len(batch.tokens), dtype=bool)
             for end, length in zip(batch.ends, batch.lengths, strict=True):
                 document = self.pending.popleft()
-                if length < least:
+                if document.prepared.second is not None:
+                    self._settle_side(length, document)
+                elif length < least:
                     # A document of several batches is long: a short one lies whole in this one.
                     kept[end - length : end] = False
                     self.result.skip(f"under {self.spec.min_tokens} tokens", document.where)
@@ -240,12 +248,19 @@ class _Share:
                 if array is not None:
                     out.write(array[kept].tobytes())
 
-    def _settle(self, length: int, document: _Pending) -> None:
+    def _settle_side(self, length: int, document: _Pending) -> None:
+        """Both answers of a preference are one document, which is whole with its second."""
+        if document.is_second:
+            self._settle(self.chosen + length, document, self.chosen)
+        else:
+            self.chosen = length
+
+    def _settle(self, length: int, document: _Pending, second: int = 0) -> None:
         spec, raw = self.spec, document.prepared.counted
         hashed = document_hash(document.prepared.hashed, spec.seed)
         is_eval = document.source >= spec.first_eval
         label = self._label(document)
-        self.rows.append((length, len(raw), hashed, document.source, is_eval, label))
+        self.rows.append((length, len(raw), hashed, document.source, is_eval, label, second))
         share = 1.0 if is_eval else spec.eval_share
         if hashed < threshold(share):
             self.held_out += 1

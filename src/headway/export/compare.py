@@ -59,7 +59,10 @@ def comparison(plan: Plan, task: Task) -> Comparison:
 
 
 def probe_batch(task: Task, plan: Plan) -> Batch:
-    """Two samples of fixed pseudo-random tokens, the same on every rank."""
+    """Two samples of fixed pseudo-random tokens, the same on every rank; a task may give a batch of its own."""
+    own: Any = getattr(task, "probe_batch", None)
+    if own is not None and (batch := own()) is not None:
+        return batch
     random = np.random.default_rng(plan.numerics.seed + 1)
     length = min(_PROBE_TOKENS, plan.data.sequence)
     samples: list[Sample] = []
@@ -84,15 +87,22 @@ def own_losses(model: nn.Module, task: Task, plan: Plan) -> torch.Tensor:
     return torch.tensor([float(terms[name]) / max(batch.counts[name], 1.0) for name in sorted(terms)])
 
 
-def verify_own(folder: Path, task: Task, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
+Load = Callable[[Path], nn.Module | None]
+
+
+def verify_own(
+    folder: Path, task: Task, reference: torch.Tensor, provenance: Provenance, load: Load | None = None
+) -> ExportCheck:
     """Load the folder by its own loader, compare tensors and losses, and write the verdict into record and card.
 
     A ModelSource class of the user's is asked for `load(folder)`; without it only the stored values are compared.
+    load: in its place.
     """
     record = read_record(folder)
     plan = provenance.plan
     try:
-        check = _compared(folder, task, reference, plan, record)
+        model, loader = _loaded(folder, plan) if load is None else (load(folder), "the script's own module")
+        check = _compared(folder, task, reference, plan, (record, model, loader))
     except Exception as error:  # a user's code may fail in any way
         said = f"it cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
         check = ExportCheck(False, math.inf, 0.0, said, Census(len(record["tensors"])))
@@ -102,16 +112,22 @@ def verify_own(folder: Path, task: Task, reference: torch.Tensor, provenance: Pr
     return check
 
 
-def _compared(folder: Path, task: Task, reference: torch.Tensor, plan: Plan, record: dict[str, Any]) -> ExportCheck:
+def _compared(
+    folder: Path,
+    task: Task,
+    reference: torch.Tensor,
+    plan: Plan,
+    found: tuple[dict[str, Any], nn.Module | None, str],
+) -> ExportCheck:
+    record, model, loader = found
     stored: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
     census = count(stored, record["tensors"], ())
     share, reason = BOUNDS[coarsest(plan)]
     bound = share * max(1.0, float(reference.abs().max()))
-    model, loader = _loaded(folder, plan)
     if model is None:
-        remark = "its ModelSource has no load(folder): its values were compared, not what it computes"
+        remark = "no second module could be made of it: its values were compared, not what it computes"
         return ExportCheck(census.whole, 0.0, bound, reason, census, remarks=(remark,), loader=loader)
     difference = float((own_losses(model.float(), task, plan) - reference).abs().max())
     return ExportCheck(census.whole and difference <= bound, difference, bound, reason, census, loader=loader)

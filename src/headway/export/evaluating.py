@@ -26,6 +26,7 @@ from headway.run.evaluations import Evaluation, keep
 from headway.run.paths import CHECKPOINT_MANIFEST, RunDir
 from headway.run.usercode import use_code
 from headway.train.evaluation import judge
+from headway.train.frozen import with_kept_reference
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def _held_out(subject: _Subject) -> tuple[dict[str, float], str]:
     if plan.facts.eval_windows == 0:
         raise DataError("the run held nothing out: data.eval was not set", fix="--no-held-out --tasks NAME")
     samples = open_split(Path(plan.data.store), "eval", plan.data.sequence, plan.data.packing)
+    samples = with_kept_reference(plan, "eval", samples)
     task = resolve("task", plan.task.kind)(plan)
     return judge(subject.model, task, plan, samples), plan.data.store_hash
 

@@ -44,7 +44,7 @@ def generate(
         raise ExportError(f"{folder} cannot be loaded: {said}", fix="give a folder that Headway exported") from error
     if task == "classification":
         return _classify(model, tokenizer, prompt)
-    if task == "instruction" and not rendered and getattr(tokenizer, "chat_template", None):
+    if task in ("instruction", "preference") and not rendered and getattr(tokenizer, "chat_template", None):
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
     else:

@@ -103,7 +103,7 @@ class DataFacts(Facts):
     eval_gzip_bytes: int
     estimated: bool = False
     short_windows: int = 1  # of an epoch: where a source's line of documents ends
-    layout: Literal["packed", "single", "best_fit"] = "packed"
+    layout: Literal["packed", "single", "best_fit", "pair", "given"] = "packed"  # given: by the user's script
     labels: tuple[str, ...] = ()  # classification: the names, in the order of their numbers
     label_counts: tuple[int, ...] = ()  # training texts of each
     label_sets: bool = False  # a text has any number of them

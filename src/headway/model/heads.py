@@ -111,7 +111,8 @@ def with_loss(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """`kind` with a forward that takes targets; everything else, its name included, as it was.
 
     forward(..., targets [n] int64, kept [n] int64 or None, chunk_tokens) -> {"loss": fp32 scalar}. `kept` are the
-    positions of the flattened batch that have a target; None: all of them.
+    positions of the flattened batch that have a target; None: all of them. With `parts`, {"nats": fp32 [n]}, the loss
+    of each target; logits exist for a part of them at once, and are made again in backward.
     """
 
     @functools.wraps(kind.forward)
@@ -121,6 +122,7 @@ def with_loss(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
         targets: torch.Tensor | None = None,
         kept: torch.Tensor | None = None,
         chunk_tokens: int = 0,
+        parts: int = 0,
         **inputs: Any,
     ) -> Any:
         if targets is None:
@@ -130,7 +132,11 @@ def with_loss(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
         if getattr(self, "whole_head", False):
             logits = kind.forward(self, **inputs).logits.flatten(0, 1)
             chosen = logits if kept is None else logits.index_select(0, kept)
+            if parts:
+                return {"nats": F.cross_entropy(chosen.float(), targets, reduction="none")}
             return {"loss": F.cross_entropy(chosen.float(), targets, reduction="sum")}
+        if parts:
+            return {"nats": _nats(kind, self, _kept_states(self, inputs, kept), targets, parts)}
         return {"loss": _loss(kind, self, inputs, targets, kept, chunk_tokens)}
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
@@ -160,6 +166,24 @@ def _loss(
         for rows, goal in zip(hidden.tensor_split(parts), targets.tensor_split(parts), strict=True)
     ]
     return torch.stack(losses).sum()  # pyright: ignore[reportArgumentType]
+
+
+def _kept_states(model: PreTrainedModel, inputs: dict[str, Any], kept: torch.Tensor | None) -> torch.Tensor:
+    body: Any = getattr(model, model.base_model_prefix)
+    hidden = body(**inputs).last_hidden_state.flatten(0, 1)
+    return hidden if kept is None else hidden.index_select(0, kept)
+
+
+def _nats(
+    kind: type[PreTrainedModel], model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, parts: int
+) -> torch.Tensor:
+    """fp32 [n]: -log softmax of each target, with graph."""
+
+    def of_part(rows: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(head_logits(kind, model, rows).float(), goal, reduction="none")
+
+    pieces = zip(hidden.tensor_split(parts), targets.tensor_split(parts), strict=True)
+    return torch.cat([checkpoint(of_part, rows, goal, use_reentrant=False) for rows, goal in pieces])  # pyright: ignore
 
 
 def _head_loss(

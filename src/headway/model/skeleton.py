@@ -30,6 +30,7 @@ from headway.facts.adapters import LinearLayer
 AUTO_CLASSES: dict[str, Any] = {
     "causal_lm": AutoModelForCausalLM,
     "instruction": AutoModelForCausalLM,
+    "preference": AutoModelForCausalLM,
     "classification": AutoModelForSequenceClassification,
 }
 

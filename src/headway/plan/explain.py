@@ -70,6 +70,8 @@ def _adapter_text(plan: Plan) -> str:
 
 def _data_text(plan: Plan) -> str:
     data = plan.facts
+    if data.layout == "given":
+        return "the script's own batches"
     about = "about " if data.estimated else ""
     epochs = plan.schedule.steps * plan.batch.global_sequences / max(1, data.train_windows)
     windows = f"{format_count(data.train_windows)} windows of {data.sequence}"

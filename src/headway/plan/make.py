@@ -40,6 +40,7 @@ from headway.plan.schema import (
     Plan,
     SchedulePlan,
     StrategyPlan,
+    TaskPlan,
 )
 from headway.plan.sizing import Sizes, first_micro_batch, size_batch, with_micro_batch
 from headway.plan.sources import source_names, source_weights
@@ -162,6 +163,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         attention=settled.attention,
         global_sequences=settled.pace.global_sequences,
         adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
+        rows=2 if config.task.kind == "preference" else 1,
         language=config.task.kind != "classification",
     )
     return with_micro_batch(request, micro, config.train)
@@ -201,14 +203,14 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         name=facts.name,
         headway=__version__,
         model=_model(run, facts, settled.attention, ledger),
-        task=plan_task(config.task, data, ledger),
+        task=_task(config, facts, ledger),
         adapter=_adapter(config, facts, ledger),
         data=DataPlan(
             store=data.store,
             store_hash=data.store_hash,
             tokenizer=data.tokenizer,
             sequence=train.sequence,
-            packing=config.data.packing and data.layout != "single",
+            packing=config.data.packing and data.layout not in ("single", "pair", "given"),
             sources=source_names(config.data),
             weights=source_weights(config.data),
         ),
@@ -231,6 +233,14 @@ def _assemble(run: LoadedRun, facts: AllFacts, settled: _Settled, chosen: _Chose
         reasons=ledger.reasons,
         code=facts.code,
     )
+
+
+def _task(config: RunConfig, facts: AllFacts, ledger: Ledger) -> TaskPlan:
+    """The task; a preference knows which weights its reference has."""
+    task = plan_task(config.task, facts.data, ledger)
+    if task.kind != "preference":
+        return task
+    return task.model_copy(update={"options": task.options | {"reference": facts.base}})
 
 
 def _adapter(config: RunConfig, facts: AllFacts, ledger: Ledger) -> AdapterPlan | None:

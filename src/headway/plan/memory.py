@@ -21,6 +21,7 @@ from headway.plan.setting import (
     AttentionKind,
     Degrees,
     EstimateRequest,
+    LossKind,
     OptimizerFacts,
     Software,
 )
@@ -65,11 +66,12 @@ class MemoryRequest:
     attention: str
     adapter_dropout: bool = False
     global_sequences: int = 0
+    rows: int = 1  # of a sequence each, in one item of the batch: a preference has two answers
     language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.sequence
+        return self.micro_batch * self.rows * self.sequence
 
     @property
     def accumulates(self) -> bool:
@@ -130,6 +132,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
     cluster, strategy = request.cluster, request.strategy
     attention: dict[str, AttentionKind] = {"sdpa": "sdpa", "eager": "eager"}
     chunk = request.loss_chunk_tokens
+    loss: LossKind = "whole" if request.rows > 1 and not chunk else "linear"
     return EstimateRequest(
         shape=request.shape,
         machine=Machine(cpu_device(cluster.device_memory_bytes), cluster.devices_per_host, cluster.hosts),
@@ -137,7 +140,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         engine="deepspeed" if strategy.kind == "deepspeed" else "single" if strategy.kind == "single" else "ddp",
         stage=strategy.stage,
         sequence=request.sequence,
-        micro_batch=request.micro_batch,
+        micro_batch=request.micro_batch * request.rows,
         accumulation=2 if request.accumulates else 1,  # how many more makes no difference
         precision=request.precision,
         checkpointing="full" if request.activation_checkpointing else "none",
@@ -145,7 +148,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         offload_parameters=strategy.offload_parameters,
         adapter_dropout=request.adapter_dropout,
         language=request.language,
-        software=Software(attention=attention.get(request.attention, "flash"), loss="linear", loss_chunk_tokens=chunk),
+        software=Software(attention=attention.get(request.attention, "flash"), loss=loss, loss_chunk_tokens=chunk),
         optimizer=OptimizerFacts(4.0 * moments_of(request.optimizer)),
         reduce_bucket_elements=strategy.reduce_bucket_elements,
         prefetch_bucket_elements=strategy.prefetch_bucket_elements,
@@ -312,29 +315,29 @@ def _score_bytes(request: MemoryRequest) -> int:
         return 0
     per_score = 4 + (request.element_bytes if request.precision != "fp32" else 0)
     per_score += request.element_bytes if request.shape.arch == "gemma2" else 0
-    return request.micro_batch * request.shape.heads * request.sequence**2 * per_score
+    return request.micro_batch * request.rows * request.shape.heads * request.sequence**2 * per_score
 
 
 def _mask_bytes(request: MemoryRequest) -> int:
     """The document mask of SDPA and eager attention, [micro_batch, sequence, sequence]; other kernels take lengths."""
     if request.attention not in ("sdpa", "eager"):
         return 0
-    return request.micro_batch * request.sequence**2 * (1 + request.element_bytes)
+    return request.micro_batch * request.rows * request.sequence**2 * (1 + request.element_bytes)
 
 
 def logits_bytes(request: MemoryRequest) -> int:
     """The loss: logits of as many tokens as exist at once, and the gradients that are made with them.
 
     A linear head (headway.model.heads) turns its logits into gradients in place and keeps those, [entries, hidden] in
-    fp32 and [tokens, hidden], until backward scales them. A head that does more (gemma2's soft cap) keeps the logits,
-    their log-softmax and its gradient.
+    fp32 and [tokens, hidden], until backward scales them. A head that does more (gemma2's soft cap), or a loss that is
+    no sum over tokens (a preference), keeps the logits, their log-softmax and its gradient.
     """
     shape, e = request.shape, request.element_bytes
     if not request.language:
         return 0
     tokens = min(request.tokens, request.loss_chunk_tokens or request.tokens)
     converted = e if request.precision != "fp32" else 0
-    if shape.arch == "gemma2":
+    if shape.arch == "gemma2" or request.rows > 1:
         return tokens * shape.vocab * (12 + converted)
     of_head = 0 if shape.adapter else 4 * shape.vocab * shape.hidden  # the head is frozen beside an adapter
     gradients = of_head + e * request.tokens * shape.hidden

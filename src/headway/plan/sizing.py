@@ -24,7 +24,7 @@ class Sizes:
 
 def with_micro_batch(request: MemoryRequest, micro_batch: int, train: TrainConfig) -> MemoryRequest:
     """The request at another micro batch, with the loss chunk that goes with it."""
-    tokens = micro_batch * request.sequence
+    tokens = micro_batch * request.rows * request.sequence
     asked = train.loss_chunk
     chunk = loss_chunk_for(tokens, request.shape.vocab)[0] if asked == "auto" else asked
     return replace(request, micro_batch=micro_batch, loss_chunk_tokens=chunk if chunk < tokens else 0)
@@ -58,7 +58,7 @@ def size_batch(base: MemoryRequest, rung: Rung, train: TrainConfig, total: int, 
     request = replace(base, strategy=rung.strategy, activation_checkpointing=rung.activation_checkpointing)
     on_gpu = request.cluster.device == "cuda"
     most, limit_reason = -(-total // request.processes), "largest that fits"
-    if not on_gpu and (by_tokens := max(1, CPU_MICRO_BATCH_TOKENS // request.sequence)) < most:
+    if not on_gpu and (by_tokens := max(1, CPU_MICRO_BATCH_TOKENS // (request.rows * request.sequence))) < most:
         most, limit_reason = by_tokens, f"most for {CPU_MICRO_BATCH_TOKENS} tokens at once, enough for a CPU"
     largest = largest_micro_batch(request, train, most)
     solution = solve_batch(

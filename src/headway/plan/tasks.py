@@ -9,7 +9,9 @@ from headway.config.schema import TaskConfig
 from headway.facts.schema import DataFacts
 from headway.plan.ledger import Ledger
 from headway.plan.schema import TaskPlan
+from headway.units import format_bytes
 
+REFERENCE_BYTES = 8  # two fp32 log-probabilities a pair
 # Of a plan whose data is not built yet.
 SOME_LABELS = ("first label", "second label")
 
@@ -24,6 +26,8 @@ def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
         if not data.estimated:
             ledger.because("facts.train_targets", share)
         return TaskPlan(kind=task.kind, options={"loss_on": learnt})
+    if task.kind == "preference":
+        return _preference(task, data, ledger)
     if task.kind == "classification":
         labels = data.labels or SOME_LABELS
         options: dict[str, Any] = {"labels": list(labels), "weights": _weights(task, data, ledger)}
@@ -32,6 +36,23 @@ def plan_task(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
             options["sets"] = True
         return TaskPlan(kind=task.kind, options=options)
     return TaskPlan(kind=task.kind, options=task.options)
+
+
+def _preference(task: TaskConfig, data: DataFacts, ledger: Ledger) -> TaskPlan:
+    """Beta 0.1, no smoothing, sums over tokens unless told otherwise: DPO as it was published."""
+    if task.beta is None:
+        ledger.because("task.options.beta", "DPO's own default")
+    pairs = data.train_windows + data.eval_windows
+    size = format_bytes(pairs * REFERENCE_BYTES)
+    cost = "one forward pass over both answers of each pair, a third of what training on them once costs"
+    ledger.because("task.options.reference", f"{pairs} pairs, {size} beside the token store: {cost}; then kept")
+    options = {
+        "beta": 0.1 if task.beta is None else task.beta,
+        "label_smoothing": task.label_smoothing or 0.0,
+        "per_token": bool(task.per_token),
+        "reference": "",
+    }
+    return TaskPlan(kind=task.kind, options=options)
 
 
 def _weights(task: TaskConfig, data: DataFacts, ledger: Ledger) -> list[float]:

@@ -79,6 +79,15 @@ def find_code(names: Iterable[Named], base: Path, search: Sequence[str] | None =
     )
 
 
+def code_behind(module: str, root: Path) -> CodePlan | None:
+    """The source of a module that is imported already, and what it imports beneath `root`; None where it has none."""
+    files = _followed(module, root)
+    if not files:
+        return None
+    hashes = {name: _sha256(path) for name, path in sorted(files.items())}
+    return CodePlan(root=str(root.resolve()), installed=_is_installed(root), files=hashes)
+
+
 def _place_of(top: str, folders: Sequence[Path]) -> _Place | None:
     for folder in folders:
         if (folder / f"{top}.py").is_file() or (folder / top).is_dir():

@@ -73,8 +73,7 @@ class CausalLM:
         """{"loss": sum of the targets' cross entropy in nats, fp32, with graph}; 0 for a batch of fillers."""
         inputs = batch.inputs
         if not self._loss_inside:
-            output = model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"])
-            flat = _logits(output).flatten(0, 1).float()
+            flat = self.logits(model, inputs).flatten(0, 1).float()
             return {"loss": F.cross_entropy(flat, inputs["labels"].flatten(), ignore_index=IGNORE, reduction="sum")}
         arguments = attention_inputs(inputs, self._attention, static_shapes=self._static_shapes)
         kept, every = inputs["kept"], inputs["labels"].flatten()
@@ -86,6 +85,10 @@ class CausalLM:
             chunk_tokens=self._chunk_tokens,
             **arguments,
         )
+
+    def logits(self, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """[rows, sequence, entries] of a model that is the user's own."""
+        return _logits(model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"]))
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """loss (nats a target) and perplexity; {} where there was no target."""

@@ -15,6 +15,7 @@ from headway.data.loader import LoaderSpec, StepLoader, eval_batches
 from headway.data.seam import Sample, SampleSource
 from headway.data.store import Split, open_split
 from headway.errors import CheckpointError, ModelError
+from headway.export.compare import Comparison
 from headway.model.identity import require_base
 from headway.model.seam import ModelSource
 from headway.model.source import source_of
@@ -24,11 +25,22 @@ from headway.parallel.seam import Engine
 from headway.plan.schema import DataPlan, Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
+from headway.task.preference import Preference
 from headway.task.seam import Batch, Task
 from headway.train.census import CENSUS, census_of, encoded, require_same
 from headway.train.context import RankContext, seed_everything
+from headway.train.frozen import Reference, make_reference
 from headway.train.progress import Progress
 from headway.train.sources import SOURCES, SourceLedger
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user's script hands over in place of what the plan names (headway.train.given); None: the plan's."""
+
+    source: ModelSource | None = None
+    task: Task | None = None
+    comparison: Comparison | None = None  # of an export with the module
 
 
 @dataclass
@@ -47,22 +59,29 @@ class Parts:
     resumed_from: str | None
     notices: tuple[str, ...]
     sources: SourceLedger
+    comparison: Comparison | None = None
+    reference: Reference | None = None  # of a preference
 
 
-def build(plan: Plan, run: RunDir, context: RankContext) -> Parts:
+def build(plan: Plan, run: RunDir, context: RankContext, given: Given | None = None) -> Parts:
     """Everything but the data loader; the engine holds the weights (and state) that training goes on from."""
+    given = given or Given()
     rank, size = world()
     ranks = Ranks(rank, size, exchange)
     if plan.adapter is not None:
         _require_base(plan, ranks)
-    source: ModelSource = source_of(plan)
-    task: Task = resolve("task", plan.task.kind)(plan)
+    source: ModelSource = given.source or source_of(plan)
+    task: Task = given.task or resolve("task", plan.task.kind)(plan)
     engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
     store = LocalStore(run.checkpoints)
     sources = SourceLedger(plan if rank == 0 else plan.model_copy(update={"data": _one_source(plan)}))
     parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, (), sources)
+    parts.comparison = given.comparison
+    going_on = context.resume or _was_trained(run, ranks)
+    if isinstance(task, Preference):
+        parts.reference = make_reference(plan, engine, task, ranks, is_start=not going_on)
     seed_everything(plan.numerics.seed, rank)
-    if context.resume or _was_trained(run, ranks):
+    if going_on:
         _resume(parts)
     return parts
 
@@ -120,6 +139,12 @@ def _resume(parts: Parts) -> None:
         parts.notices += (RESUMED.format(steps=compression.start_step),)
 
 
+def samples_of(parts: Parts, split: Split) -> SampleSource:
+    """The windows as the task takes them: of a preference, with the reference's log-probabilities."""
+    samples = open_data(parts.plan, split)
+    return samples if parts.reference is None else parts.reference.around(split, samples)
+
+
 def open_data(plan: Plan, split: Split) -> SampleSource:
     return open_split(Path(plan.data.store), split, plan.data.sequence, plan.data.packing, plan.data.weights)
 
@@ -128,7 +153,7 @@ def step_loader(parts: Parts) -> StepLoader:
     """This rank's micro batches of every step that is left."""
     plan = parts.plan
     rank, size = world()
-    samples = open_data(plan, "train")
+    samples = samples_of(parts, "train")
     spec = LoaderSpec(
         seed=plan.numerics.seed,
         windows=len(samples),
@@ -147,7 +172,7 @@ def held_out(parts: Parts) -> Iterator[Batch]:
     """This rank's held-out batches; all ranks have equally many."""
     rank, size = world()
     collate = partial(_collate, parts.task, parts.plan.data.sequence)
-    return eval_batches(open_data(parts.plan, "eval"), collate, parts.plan.batch.micro_batch, rank, size)
+    return eval_batches(samples_of(parts, "eval"), collate, parts.plan.batch.micro_batch, rank, size)
 
 
 def _collate(task: Task, sequence: int, samples: Sequence[Sample]) -> Batch:

@@ -47,6 +47,19 @@ def check_world(context: RankContext, plan: Plan) -> None:
         raise PlanError(problems=[Problem("launch.processes", rule, planned, fix)])
 
 
+def join_early(context: RankContext, device: str, timeout_seconds: float) -> bool:
+    """Join the process group before there is a plan, for a script whose rank 0 makes it; False where it had joined."""
+    if dist.is_initialized():
+        return False
+    if context.world == 1:
+        return True
+    if device == "cuda":
+        torch.cuda.set_device(context.local_rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    return True
+
+
 def join(context: RankContext, plan: Plan) -> torch.device:
     """Set threads, device and TF32, and join the process group; the rank's device, made current."""
     timeout = timedelta(seconds=plan.launch.timeout_seconds)
@@ -64,7 +77,7 @@ def join(context: RankContext, plan: Plan) -> torch.device:
             os.environ.setdefault(name, str(value))
         os.environ.setdefault("MASTER_PORT", "0" if context.world == 1 else "29500")
         deepspeed.init_distributed(plan.launch.backend, timeout=timeout, auto_mpi_discovery=False, verbose=False)  # pyright: ignore
-    elif context.world > 1:
+    elif context.world > 1 and not dist.is_initialized():
         dist.init_process_group(plan.launch.backend, timeout=timeout)
     return device
 

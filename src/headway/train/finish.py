@@ -19,6 +19,7 @@ from headway.train.reporter import SilentReporter
 
 _PROMPT_CHARACTERS = 120
 _SAMPLE_TOKENS = 64
+_ASKED = ("instruction", "preference")  # tasks whose held-out text has a prompt
 
 
 def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]) -> ExportCheck | None:
@@ -31,7 +32,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
         return None
     started = time.monotonic()
     rank = parts.ranks.rank
-    compared = comparison(parts.plan, parts.task)
+    compared = parts.comparison or comparison(parts.plan, parts.task)
     reference = compared.measure(parts.engine.module)
     check: ExportCheck | None = None
     failure = ""
@@ -60,7 +61,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
     reporter.event("export", path=str(parts.run.export), seconds=time.monotonic() - started, **fields)
     for remark in check.remarks:
         reporter.event("warning", text=remark)
-    if check.verified and rank == 0 and ":" not in parts.plan.model.kind:
+    if check.verified and rank == 0 and ":" not in parts.plan.model.kind and parts.plan.data.tokenizer:
         _show_sample(parts, reporter)
     return check
 
@@ -69,7 +70,7 @@ def _show_sample(parts: Parts, reporter: SilentReporter) -> None:
     """A continuation, for the reader's eye. It is no part of the result: what fails here is a warning."""
     asked = parts.plan.export.sample
     prompt = asked or _held_out_start(parts)
-    rendered = asked is None and parts.plan.task.kind == "instruction"
+    rendered = asked is None and parts.plan.task.kind in _ASKED
     try:
         text = generate(parts.run.export, prompt, max_tokens=_SAMPLE_TOKENS, rendered=rendered)
     except Exception as error:
@@ -87,6 +88,6 @@ def _held_out_start(parts: Parts) -> str:
     """
     split = "eval" if parts.plan.facts.eval_windows else "train"
     sample = open_data(parts.plan, split)[0]
-    if parts.plan.task.kind == "instruction":
+    if parts.plan.task.kind in _ASKED:
         return decode_prompt(sample, Path(parts.plan.data.tokenizer))
     return decode_sample(sample, Path(parts.plan.data.tokenizer), special_tokens=False)[:_PROMPT_CHARACTERS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headway.parallel.collectives import sum_over_ranks
@@ -55,48 +55,74 @@ class Timer:
         self.last = time.monotonic()
 
 
-def train(plan: Plan, engine: Engine, steps: Iterable[list[Batch]], progress: Progress, hooks: Hooks) -> str | None:
-    """Run from `progress` to the plan's last step. Returns None at the end, or why it stopped before.
+class Loop:
+    """The loop's body in two halves, so that a user's own loop does what Headway's does.
 
     Raises Diverged (see health); errors of the engine and the data pass through.
     """
-    guard = Guard(progress.discards_in_a_row)
-    saving, evaluating = Timer(plan.checkpoint.every), Timer(plan.evaluate)
-    waited_before = hooks.waited_seconds()
-    ended = time.perf_counter()
-    first = progress.step + 1
-    for step, micro_batches in enumerate(steps, start=first):
+
+    def __init__(self, plan: Plan, engine: Engine, progress: Progress, hooks: Hooks):
+        self.plan, self.engine, self.progress, self.hooks = plan, engine, progress, hooks
+        self._guard = Guard(progress.discards_in_a_row)
+        self._saving, self._evaluating = Timer(plan.checkpoint.every), Timer(plan.evaluate)
+        self._waited_before = hooks.waited_seconds()
+        self._ended = time.perf_counter()
+        self._first = progress.step + 1
+
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        """One optimizer step, reported; collective."""
+        progress, hooks, step = self.progress, self.hooks, self.progress.step + 1
         started = time.perf_counter()
-        result = engine.train_step(micro_batches, learning_rate(plan.schedule, step), guard)
+        result = self.engine.train_step(micro_batches, learning_rate(self.plan.schedule, step), self._guard)
         stepped = time.perf_counter()
         step_seconds = stepped - started
-        progress.add(step, plan, result)
-        if step == first:
+        progress.add(step, self.plan, result)
+        if step == self._first:
             hooks.first_step(step, result)
             stepped = time.perf_counter()
-        waited = hooks.waited_seconds() - waited_before
-        hooks.report(StepReport(step, result, step_seconds, waited, started - ended - waited))
-        guard.after(step, result.applied)
-        progress.discards_in_a_row = guard.discards_in_a_row
-        waited_before, ended = hooks.waited_seconds(), stepped
+        waited = hooks.waited_seconds() - self._waited_before
+        hooks.report(StepReport(step, result, step_seconds, waited, started - self._ended - waited))
+        self._guard.after(step, result.applied)
+        progress.discards_in_a_row = self._guard.discards_in_a_row
+        self._waited_before, self._ended = hooks.waited_seconds(), stepped
+        return result
 
+    def settle(self) -> str | None:
+        """Between two steps: evaluate and save where it is their turn; why to stop, or None. Collective."""
+        plan, hooks, step = self.plan, self.hooks, self.progress.step
         reason = hooks.stop_reason()
         asked = sum_over_ranks(
-            {"stop": float(reason is not None), "save": saving.due_by_time(), "eval": evaluating.due_by_time()},
-            engine.device,
+            {
+                "stop": float(reason is not None),
+                "save": self._saving.due_by_time(),
+                "eval": self._evaluating.due_by_time(),
+            },
+            self.engine.device,
         )
         last = step == plan.schedule.steps
         stop = asked["stop"] > 0 and not last
-        if evaluating.due_by_step(step) or asked["eval"] or last:
+        if self._evaluating.due_by_step(step) or asked["eval"] or last:
             hooks.evaluate(step)
-            evaluating.reset()
-            ended = time.perf_counter()
-        if stop or saving.due_by_step(step) or asked["save"] or (last and plan.checkpoint.at_end):
-            hooks.save(progress)
-            saving.reset()
-            ended = time.perf_counter()
-        if stop:
-            return reason or "another rank was asked to stop"
+            self._evaluating.reset()
+            self._ended = time.perf_counter()
+        if stop or self._saving.due_by_step(step) or asked["save"] or (last and plan.checkpoint.at_end):
+            self.save()
+        return (reason or "another rank was asked to stop") if stop else None
+
+    def save(self) -> None:
+        self.hooks.save(self.progress)
+        self._saving.reset()
+        self._ended = time.perf_counter()
+
+
+def train(plan: Plan, engine: Engine, steps: Iterable[list[Batch]], progress: Progress, hooks: Hooks) -> str | None:
+    """Run from `progress` to the plan's last step. Returns None at the end, or why it stopped before."""
+    loop = Loop(plan, engine, progress, hooks)
+    for micro_batches in steps:
+        loop.step(micro_batches)
+        reason = loop.settle()
+        if reason is not None:
+            return reason
     return None
 
 

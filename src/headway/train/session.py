@@ -23,7 +23,7 @@ from headway.run.summary import evaluation_at
 from headway.task.seam import Batch
 from headway.train import finish
 from headway.train.actual import gather_actual
-from headway.train.build import Parts, build, documents, held_out, step_loader
+from headway.train.build import Given, Parts, build, documents, held_out, step_loader
 from headway.train.context import RankContext
 from headway.train.evaluation import held_out_figures
 from headway.train.first_step import FirstStep, compare, plain_first_step
@@ -39,6 +39,8 @@ _LOOK_SECONDS = 1.0  # how often rank 0 looks for a stop request on the disk
 
 
 class Session:
+    given = Given()
+
     def __init__(self, plan: Plan, run: RunDir, context: RankContext, device: torch.device):
         self.plan, self.run_dir, self.context, self.device = plan, run, context, device
         self.started = time.monotonic()
@@ -96,12 +98,14 @@ class Session:
             if not self.context.launched:  # else the launcher has said so
                 self.reporter.event("started", resume=self.context.resume, strategy=self.plan.strategy.label)
             self.reporter.event("process_group", world=self.context.world, backend=self.plan.launch.backend)
-            parts = build(self.plan, self.run_dir, self.context)
+            parts = build(self.plan, self.run_dir, self.context, self.given)
             weights |= {name: term.weight for name, term in parts.task.terms.items()}
             at = None if parts.resumed_from is None else parts.progress.step
             self.reporter.tracker = start_tracker(self.plan, self.run_dir, self.reporter, resumed_at=at)
         else:
-            parts = build(self.plan, self.run_dir, self.context)
+            parts = build(self.plan, self.run_dir, self.context, self.given)
+        if parts.reference is not None and parts.reference.note:
+            self.reporter.event("notice", text=parts.reference.note)
         for notice in (*parts.notices, *verify(parts.engine, self.plan)):
             self.reporter.event("warning", text=notice)
         if parts.resumed_from:

@@ -43,8 +43,16 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: str | None = None
         self._received_at = 0.0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def asked(self) -> str | None:
+        """The signal that asked, by name."""
+        return self.received
+
+    def restore(self) -> None:
+        """Put the handlers back that stood before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.received is None:

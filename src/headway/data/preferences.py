@@ -1,0 +1,78 @@
+"""Records of a preference: a prompt with a chosen and a rejected answer, as texts or as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.data.shapes import PREFERENCE, BadRecord, Chat, Keys, expected, read_chat
+
+_ANSWERS = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Both answers behind their prompt. plain: (prompt, answer) of each, where all three are texts.
+
+    asked: messages of the prompt, equal in both; what the assistant says in them is not learnt.
+    """
+
+    chosen: Chat
+    rejected: Chat
+    asked: int
+    plain: tuple[tuple[str, str], tuple[str, str]] | None
+
+
+def read_preference(record: Mapping[str, Any]) -> Preference:
+    """A record of `chosen` and `rejected` with a `prompt`, or of two whole chats that begin alike. Raises BadRecord."""
+    prompt, given = record.get("prompt"), [record.get(name) for name in _ANSWERS]
+    if any(answer is None for answer in given):
+        keys = ", ".join(map(repr, record)) or "none"
+        rule = f"has no 'chosen' and 'rejected'; its keys: {keys}"
+        raise BadRecord("no preference", rule, f"expected {expected(PREFERENCE, Keys())}")
+    if prompt is None and any(isinstance(answer, str) for answer in given):
+        rule = "has no 'prompt' before its answers"
+        raise BadRecord("no prompt", rule, "add it, or give chosen and rejected as whole lists of messages")
+    if given[0] == given[1]:
+        raise BadRecord("no preference", "prefers an answer to itself: chosen and rejected are equal")
+    asked = [] if prompt is None else _messages(prompt, "prompt", "user")
+    chats = [_chat(record, [*asked, *_messages(answer, name, "assistant")]) for name, answer in _named(given)]
+    count = len(asked) if prompt is not None else _alike(*chats)
+    for name, chat in zip(_ANSWERS, chats, strict=True):
+        if len(chat.messages) <= count or chat.messages[-1]["role"] != "assistant":
+            raise BadRecord("no answer", f"{name!r} does not end with a message of the assistant's")
+    texts = all(isinstance(part, str) for part in (prompt, *given))
+    plain = ((prompt, given[0]), (prompt, given[1])) if texts else None
+    return Preference(chats[0], chats[1], count, plain)  # pyright: ignore[reportArgumentType]
+
+
+def _named(given: list[Any]) -> zip[tuple[str, Any]]:
+    return zip(_ANSWERS, given, strict=True)
+
+
+def _messages(given: Any, name: str, role: str) -> list[Any]:
+    if isinstance(given, str):
+        if role == "assistant" and not given.strip():
+            raise BadRecord("no answer", f"{name!r} is empty")
+        return [{"role": role, "content": given}]
+    if not isinstance(given, list | tuple) or not given:
+        raise BadRecord("no preference", f"{name!r} must be a text or a list of messages, not {type(given).__name__}")
+    return list(given)
+
+
+def _chat(record: Mapping[str, Any], messages: list[Any]) -> Chat:
+    return read_chat({"messages": messages, "tools": record.get("tools")})
+
+
+def _alike(chosen: Chat, rejected: Chat) -> int:
+    """How many messages both chats begin with."""
+    pairs = zip(chosen.messages, rejected.messages, strict=False)
+    count = 0
+    for a, b in pairs:
+        if a != b:
+            break
+        count += 1
+    if not count:
+        raise BadRecord("no prompt", "its two chats do not begin alike: there is no prompt", "give 'prompt' apart")
+    return count
