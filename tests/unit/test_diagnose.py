@@ -161,6 +161,15 @@ def test_torchruns_table_names_the_rank_and_its_signal() -> None:
     assert (bus.name, bus.rank) == ("shared-memory", 3)
 
 
+def test_the_launchers_line_names_the_rank_that_it_lost() -> None:
+    text = """
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:20891
+[2026-11-30 15:26:04,169] [ERROR] [launch.py:259:sigkill_handler] ['python', '--local_rank=1'] exits with \
+return code = -9
+"""
+    assert (of(text).name, of(text).rank) == ("killed", 1)
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [

@@ -14,6 +14,7 @@ from headway.errors import Problem, UserError
 
 _ORDER: dict[Strength, int] = {"strong": 0, "weak": 1, "echo": 2}
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
+_IN_WORDS = re.compile(r"(?:--)?local[_-]rank(?:=|: ?)(\d+)")  # of launchers: of one host, its rank
 _BLOCK = re.compile(r"^\s*(?P<key>rank|exitcode|host|time)\s*: (?P<value>.*)")
 _WATCHDOG = re.compile(
     r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), "
@@ -136,8 +137,12 @@ def diagnose(lines: Sequence[Line]) -> Diagnosis | None:
 
 def _rank_of(first: _Seen, root: int | None, lines: Sequence[Line]) -> int | None:
     """Of a line without a rank: the launcher's word on which failed first, or the only rank that there is."""
+    if root is not None:
+        return root
+    if said := _IN_WORDS.search(first.line.text):
+        return int(said[1])
     ranks = {line.rank for line in lines if line.rank is not None}
-    return root if root is not None else next(iter(ranks)) if len(ranks) == 1 else None
+    return next(iter(ranks)) if len(ranks) == 1 else None
 
 
 def _errors(lines: Sequence[Line]) -> list[_Seen]:
