@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.check.report import Verdict, green, red, yellow
 
-IMPORT_SECONDS = 18.0  # cold, DeepSpeed and transformers take six to twelve each
+IMPORT_SECONDS = 16.0  # cold, DeepSpeed and transformers take six to twelve each
 _MODULES = ("torch", "transformers", "deepspeed", "torchvision")
 
 # Runs alone: a line before each import, so that a crash names the module that it happened in.

@@ -23,7 +23,7 @@ EXAMPLE = (
     "headway doctor --hostfile hosts --all-reduce --data corpus",
     "headway doctor --script train.py launch.sh Dockerfile",
     "headway doctor --log slurm-1234.out",
-    "headway doctor --build-ops cpu_adam",
+    "headway doctor --build-ops deepspeed_shm_comm",
 )
 
 
