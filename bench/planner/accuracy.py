@@ -9,6 +9,7 @@ Rows of quality C are not judged. What a row does not say is filled in from what
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -151,7 +152,7 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     try:
         rows, skipped, total = load(asked.table)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         print(f"{asked.table} cannot be read: {error}", file=sys.stderr)
         return 2
     if not rows:

@@ -110,7 +110,7 @@ class Measured:
 
 
 def read_table(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         return [{str(k): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
 
 

@@ -85,6 +85,9 @@ def test_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "written" not in said
     assert accuracy.main([str(tmp_path / "none.csv")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+    table.write_text("a,b\n" + "x" * 200_000 + ",2\n")  # a field that no csv reader takes
+    assert accuracy.main([str(table)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
     table.write_text("a,b\n1,2\n")
     assert accuracy.main([str(table)]) == 1
     assert "no row of" in capsys.readouterr().out
