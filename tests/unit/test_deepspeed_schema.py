@@ -116,6 +116,8 @@ def test_a_removed_optimizer_names_what_compresses_today(name: str) -> None:
     assert "0.19.7" in problem.rule
     assert "powersgd" in problem.fix
     assert "zero_quantized_gradients" in problem.fix
+    before = next(p for p in read(data, OLD).problems if p.key == "optimizer.type")
+    assert before.rule.startswith("is not used")
 
 
 def test_a_key_of_a_newer_release_is_refused_by_an_older_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from tests.distributed.plans import tiny_plan
 from torch import nn
 
+from fakes.plans import LAPTOP, SMALL, facts_of, run_of
+from headway.api.preparing import judged
 from headway.certify.judge import _read_back
 from headway.check.checks import require_checks
 from headway.errors import CheckFailed, UserError
 from headway.plan.live import FORCE_NAMES, LIVE_FINDINGS, expected_settings
+from headway.plan.make import make_plan
 from headway.plan.schema import CompressionPlan, Plan
+from headway.run.record import describe_plan
 from headway.train.verify import verify
 
 
@@ -135,3 +140,10 @@ def test_attention_offload_and_compression_are_looked_at_too() -> None:
     single = SimpleNamespace(module=built.module, optimizer=built.partition.torch_optimizer)
     (text,) = verify(single, alone)  # pyright: ignore[reportArgumentType]
     assert "one process sends no gradients" in text
+
+
+def test_a_forced_name_stands_in_the_plan_and_the_record(tmp_path: Path) -> None:
+    run = run_of(SMALL)
+    planned = judged(make_plan(run, facts_of(run, LAPTOP)), run, tmp_path, ["live-stage"])
+    assert "live-stage" in planned.plan.forced
+    assert "live-stage" in describe_plan(planned.plan)["forced"]

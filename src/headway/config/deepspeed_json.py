@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from packaging.version import Version
+
 from headway.config import deepspeed_meaning as meaning
 from headway.config import deepspeed_table as table
 from headway.config.deepspeed_check import Judged, judge_json
@@ -194,6 +196,8 @@ class _Translation:
             self.judged.values.pop(key)
         if plain in removed:
             rule = f"is gone: DeepSpeed removed {removed[plain]} in 0.19.7 (installed: {self.judged.version})"
+            if Version(self.judged.version) < Version("0.19.7"):
+                rule = f"is not used: Headway has no {removed[plain]}, and DeepSpeed removed it in 0.19.7"
             self.judged.refuse(path, rule, named, table.INSTEAD_OF_ONE_BIT)
         elif plain in others:
             rule = f"is not admitted: only {', '.join(table.OPTIMIZERS)} are held to the same curve at every stage"
