@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -67,7 +67,9 @@ MACHINE_CHECKS: dict[str, MachineCheck] = {
     "gpu-models": gpus.gpu_models,
     "gpu-links": gpus.gpu_links,
 }
-NAMES = (*CHECKS, *MACHINE_CHECKS)
+# Of what the data room looks at itself, handed to `run_checks` by the composition root.
+GIVEN = ("text",)
+NAMES = (*CHECKS, *MACHINE_CHECKS, *GIVEN)
 
 
 @dataclass
@@ -96,11 +98,12 @@ def run_checks(
     run_dir: Path,
     *,
     checks: dict[str, Check] | None = None,
+    given: Mapping[str, Callable[[], Verdict]] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Report:
     """Every check on this machine, in the order of the tables; together at most `limit_seconds`.
 
-    checks: these alone, in place of both tables.
+    checks: these alone, in place of both tables. given: more, by the names in GIVEN.
     """
     subject = Subject(plan, run, run_dir)
     work = {name: partial(check, name, subject) for name, check in (CHECKS if checks is None else checks).items()}
@@ -109,7 +112,7 @@ def run_checks(
         loads_ops = ":" in plan.strategy.kind or "nvme" in plan.strategy.model_dump_json()
         host = Machine(folder=run_dir, loads_ops=loads_ops)
         work |= {name: partial(check, name, host) for name, check in MACHINE_CHECKS.items()}
-    return side_by_side(work, limit_seconds)
+    return side_by_side(work | dict(given or {}), limit_seconds)
 
 
 def side_by_side(work: dict[str, Callable[[], Verdict]], limit_seconds: float) -> Report:

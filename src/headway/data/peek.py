@@ -1,0 +1,64 @@
+"""A look at the beginning of each data file before anything is built: readable, and text in its encoding."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.check.report import Verdict, green, red
+from headway.config.load import LoadedRun
+from headway.config.schema import SourceConfig
+from headway.data.files import FileSource
+from headway.data.sources import concrete, open_source
+from headway.errors import HeadwayError, Problem
+
+_PEEK_BYTES = 256 * 1024  # of each file; the build reads all of them, and names what lies further on
+_MOST_FILES = 200
+_TEXT_KINDS = ("text", "jsonl", "csv")
+
+
+def text(name: str, loaded: LoadedRun) -> Verdict:
+    """The first file, line and byte that is no text, in the training and the held-out data."""
+    data = loaded.config.data
+    sources = [("data.train", source) for source in (data.train, *data.more)]
+    if isinstance(data.eval, SourceConfig):
+        sources.append(("data.eval", data.eval))
+    problems: list[Problem] = []
+    count = 0
+    for key, config in sources:
+        try:
+            source = open_source(concrete(config, loaded.base, key), loaded.base, key)
+        except HeadwayError as error:
+            problems += error.problems
+            continue
+        if isinstance(source, FileSource) and not source.skips_errors and source.config.kind in _TEXT_KINDS:
+            files = source.files()
+            count += len(files)
+            problems += _faults(source)
+    if not problems:
+        return green(name, f"{count} files begin as text in their encoding")
+    first = problems[0]
+    more = f", and {len(problems) - 1} more files" if len(problems) > 1 else ""
+    return red(name, f"{first.rule}{more}", first.fix, evidence=first.where or first.key)
+
+
+def _faults(source: FileSource) -> Iterator[Problem]:
+    for file in source.files()[:_MOST_FILES]:
+        path = Path(source.path(file.name))
+        try:
+            with path.open("rb") as opened:
+                raw = opened.read(_PEEK_BYTES)
+        except OSError as error:
+            yield Problem(source.key, f"cannot be read: {error.strerror}", where=file.name, fix=f"chmod a+r {path}")
+            continue
+        decoder = codecs.getincrementaldecoder(source.encoding)()
+        try:
+            decoder.decode(raw, final=len(raw) < _PEEK_BYTES)  # a character may be cut at the end of the peek
+        except UnicodeDecodeError as error:
+            mark = 3 if source.encoding == "utf-8-sig" and raw.startswith(codecs.BOM_UTF8) else 0
+            offset = error.start + mark
+            line = raw.count(b"\n", 0, offset) + 1
+            fault = source.undecodable(file.name, line, offset, raw[offset], raw[:4]).problem
+            if fault is not None:
+                yield fault
