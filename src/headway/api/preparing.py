@@ -10,11 +10,12 @@ from typing import Any
 from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, from_mapping, load_run, load_text
-from headway.config.schema import RunConfig, TokenizerConfig
+from headway.config.schema import RunConfig, SourceConfig, TokenizerConfig
 from headway.data import peek
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.reading import Reading
+from headway.data.remote import local_copies
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
@@ -86,8 +87,8 @@ def prepare_data(
     describe: Callable[[Path, int, bool], list[str]] = store_remarks,
 ) -> DataFacts:
     """Train or find the tokenizer, build or find the token store; exact facts. `describe`: what is said of it."""
-    tokenizer = prepare_tokenizer(_tokenizer_request(loaded), report)
-    store = build_store(_store_request(loaded, tokenizer), report)
+    tokenizer = prepare_tokenizer(_tokenizer_request(loaded, report), report)
+    store = build_store(_store_request(loaded, tokenizer, report), report)
     sequence, packing = loaded.config.train.sequence, loaded.config.data.packing
     for line in describe(store, sequence, packing):
         report.note(line)
@@ -225,28 +226,36 @@ def planned(
     return judged(plan_run(loaded, data, name), loaded, runs_root(loaded), force)
 
 
-def _tokenizer_request(loaded: LoadedRun) -> TokenizerRequest:
+def _tokenizer_request(loaded: LoadedRun, report: ProgressReporter | None = None) -> TokenizerRequest:
     config = loaded.config
     asked, key = config.model.tokenizer, "model.tokenizer"
     if asked is None:  # a model from scratch names one: a rule of the run file
         asked, key = TokenizerConfig.model_validate({"from": config.model.from_}), "model"
+    sources, held_out = _sources(loaded, report)
     return TokenizerRequest(
         config=asked,
         key=key,
         base=loaded.base,
         cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
-        sources=training_sources(config.data),
-        eval=config.data.eval,
+        sources=sources,
+        eval=held_out,
         revision=config.model.revision,
     )
 
 
-def _store_request(loaded: LoadedRun, tokenizer: Path) -> StoreRequest:
+def _sources(loaded: LoadedRun, report: ProgressReporter | None) -> tuple[tuple[SourceConfig, ...], Any]:
+    """(to train on, `data.eval`), those in an object store as copies in the cache."""
     data = loaded.config.data
+    return local_copies(training_sources(data), data.eval, Path(data.cache).absolute(), report or Silent())
+
+
+def _store_request(loaded: LoadedRun, tokenizer: Path, report: ProgressReporter | None = None) -> StoreRequest:
+    data = loaded.config.data
+    sources, held_out = _sources(loaded, report)
     task = loaded.config.task
     return StoreRequest(
-        sources=training_sources(data),
-        eval=data.eval,
+        sources=sources,
+        eval=held_out,
         tokenizer=tokenizer,
         cache=Path(data.cache).absolute(),
         base=loaded.base,
