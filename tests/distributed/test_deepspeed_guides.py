@@ -68,6 +68,8 @@ def test_a_resume_reads_the_copy_in_the_run_directory(first: Run, workplace: Wor
 
 
 def test_the_second_guides_file_trains_and_its_promise_is_kept(workplace: Workplace) -> None:
+    planned = workplace.headway("plan", workplace.write("guide-2", guide(2)), ON_A_CPU).expect(0)
+    assert "alone saves no memory" in planned.out
     run = workplace.train("guide-2", guide(2), ON_A_CPU)
     config = deepspeed_config(run.plan())
     assert config["train_batch_size"] == 32

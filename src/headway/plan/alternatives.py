@@ -72,6 +72,9 @@ def _micro_batches(plan: Plan, train: TrainConfig) -> Iterator[int]:
     if train.micro_batch != "auto":
         yield train.micro_batch
         return
+    if train.accumulation != "auto":  # it leaves one micro batch: any other would not cover the global batch
+        yield -(-plan.batch.global_sequences // (train.accumulation * plan.launch.processes))
+        return
     most = min(_LARGEST_MICRO_BATCH, -(-plan.batch.global_sequences // plan.batch.data_parallel_size))
     micro = 1
     while micro <= most:
