@@ -382,9 +382,8 @@ def test_an_import_that_crashes_or_hangs(tmp_path: Path) -> None:
     assert "exit code -11" in crash["import-deepspeed"].finding
     slow = by_name(try_imports(stub(tmp_path, deepspeed="import time; time.sleep(60)"), seconds=1.5))
     assert slow["import-deepspeed"].level == "yellow"
-    vision = stub(
-        tmp_path, transformers="def __getattr__(n): raise RuntimeError('operator torchvision::nms does not exist')"
-    )
+    breaks = "def __getattr__(n): raise RuntimeError('operator torchvision::nms does not exist')"
+    vision = stub(tmp_path, deepspeed="", transformers=breaks)
     assert by_name(try_imports(vision, seconds=10))["import-transformers"].fix == "pip uninstall -y torchvision"
 
 
