@@ -235,13 +235,15 @@ def rate_rows(cluster: ClusterFile) -> list[tuple[str, str, str]]:
     def moved(rate: float | None) -> str:
         return f"{format_bytes(rate)}/s" if rate else "none"
 
+    update = rates.update_parameters_per_second
+    updated = f"{format_count(update)} parameters/s" if update else "not seen"
     device = f"{cluster.hosts} x {cluster.devices_per_host} x {cluster.device_name}"
     return [
         ("machine", device, cluster.measured),
         ("matrix product", flops(rates.matmul_flops), f"{rates.precision}, large, all devices at once, each"),
         ("in a training step", flops(rates.layer_flops), "of the real engine's matrix products"),
         ("activations", moved(rates.stream_bytes_per_second), "kept bytes that a step makes and reads"),
-        ("optimizer", f"{format_count(rates.update_parameters_per_second or 0)} parameters/s", "where it shows"),
+        ("optimizer", updated, "AdamW; where it is seen beside the rest"),
         ("a layer's overhead", format_seconds(rates.layer_seconds), "forward and backward"),
         ("memory copy", moved(rates.copy_bytes_per_second), "read and written"),
         ("link", moved(rates.link_bytes_per_second), f"all-reduce, {format_seconds(rates.link_seconds)} at least"),

@@ -14,8 +14,8 @@ from headway.plan.schema import MemoryItem, Plan
 from headway.plan.setting import AttentionKind, Degrees, Estimate, EstimateRequest, OptimizerFacts, Software, TimeItem
 from headway.plan.work import work_of
 
-# Nine of ten published speeds lie within this share of the estimate (docs/planner-accuracy.md), and 32 of 38 steps of a
-# calibrated CPU machine (bench/results/planner-here.md).
+# Nine of ten published speeds lie within this share of the estimate (docs/planner-accuracy.md), and 40 of 48 steps of a
+# calibrated CPU machine at any load (bench/results/planner-here.md).
 TIME_BAND = 0.25
 _CPU_MEMORY_BAND = 0.10
 
