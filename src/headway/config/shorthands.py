@@ -112,7 +112,7 @@ def _track(value: Any) -> Any:
     found: dict[str, Any] = {}
     for item in items:
         if _is_section(item):
-            found |= item
+            found |= {name: {} if options is None else options for name, options in item.items()}
         elif isinstance(item, str) and _IMPORT.fullmatch(item):
             found["own"] = [*found.get("own", ()), item]
         elif isinstance(item, str) and _WORD.fullmatch(item):
@@ -123,13 +123,10 @@ def _track(value: Any) -> Any:
 
 
 def _trackers(section: dict[str, Any]) -> dict[str, Any]:
-    """`tensorboard` has no options; the local record is always written."""
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        if name != "jsonl":
-            found[name] = {} if value in (None, True) else value
-    if "tensorboard" in found and found["tensorboard"] in ({}, None):
-        found["tensorboard"] = True
+    """`tensorboard` has no options; the local record is always written; null is none, as everywhere in a run file."""
+    found = {name: {} if value is True else value for name, value in section.items() if name != "jsonl"}
+    if "tensorboard" in found:
+        found["tensorboard"] = found["tensorboard"] == {} or bool(found["tensorboard"])
     own = found.get("own")
     return {**found, "own": [own]} if isinstance(own, str) else found
 
