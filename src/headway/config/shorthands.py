@@ -124,7 +124,7 @@ def _track(value: Any) -> Any:
 
 def _trackers(section: dict[str, Any]) -> dict[str, Any]:
     """`tensorboard` has no options; the local record is always written; null is none, as everywhere in a run file."""
-    found = {name: {} if value is True else value for name, value in section.items() if name != "jsonl"}
+    found: dict[str, Any] = {name: {} if value is True else value for name, value in section.items() if name != "jsonl"}
     if "tensorboard" in found:
         found["tensorboard"] = found["tensorboard"] == {} or bool(found["tensorboard"])
     own = found.get("own")
