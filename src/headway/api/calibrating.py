@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from headway.api.outlooks import CALIBRATED
 from headway.config.load import from_mapping
+from headway.config.schema import StrategyConfig
 from headway.errors import WorkerFailed
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, Rates, read_cluster, write_cluster
@@ -19,12 +20,14 @@ from headway.facts.shape import shape_of
 from headway.launch.attempt import LocalOptions
 from headway.launch.local import run_job, warm_up
 from headway.launch.seam import JobSpec
+from headway.plan.calibrated import measured_times, sharded_layers
 from headway.plan.calibration import fit_terms, link_rate
 from headway.plan.files import write_plan
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import Plan
+from headway.plan.strategy import StrategyRequest, deepspeed
 from headway.plan.whatif import data_for
-from headway.plan.work import work_of
+from headway.plan.work import request_of, work_of
 from headway.run.paths import RunDir
 
 WORKER = "headway.train.rating"
@@ -64,7 +67,16 @@ def calibrate(device: Literal["auto", "cpu", "cuda"] = "auto", name: str = "") -
 def reference_plans(cluster: ClusterFacts) -> list[Plan]:
     """The settings that the rates of a step are fitted to."""
     warm_up(cluster.device)
-    return [setting_plan(cluster, setting) for setting in (_ON_CPU if cluster.device == "cpu" else _ON_GPU)]
+    if cluster.device == "cuda":
+        return [setting_plan(cluster, setting) for setting in _ON_GPU]
+    alone = [setting_plan(cluster, setting) for setting in _ON_CPU]
+    return [*alone, *(_sharded(alone[0], stage) for stage in (2, 3))]
+
+
+def _sharded(plan: Plan, stage: int) -> Plan:
+    request = StrategyRequest(StrategyConfig(), "auto", request_of(plan))
+    strategy = deepspeed(request, stage, offload_optimizer=False, offload_parameters=False)
+    return plan.model_copy(update={"strategy": strategy})
 
 
 def measure(cluster: ClusterFacts, plans: list[Plan]) -> dict[str, Any]:
@@ -115,10 +127,31 @@ def setting_plan(cluster: ClusterFacts, setting: tuple[int, ...]) -> Plan:
 
 def cluster_file(cluster: ClusterFacts, plans: list[Plan], measured: dict[str, Any], name: str) -> ClusterFile:
     """The measured figures as rates."""
-    works = [work_of(plan) for plan in plans]
-    flops, stream, layer, update = fit_terms(works, [step["seconds"] for step in measured["steps"]])
+    timed = [(plan, step["seconds"]) for plan, step in zip(plans, measured["steps"], strict=True)]
+    alone = [(plan, seconds) for plan, seconds in timed if plan.strategy.kind != "deepspeed"]
+    terms = fit_terms([work_of(plan) for plan, _ in alone], [seconds for _, seconds in alone])
+    flops, stream, layer, update = terms
     ranks = plans[0].launch.processes
     link = link_rate(measured["link"], ranks) if measured["link"] else (None, 0.0)
+    rates = Rates(
+        precision=plans[0].numerics.precision,
+        matmul_flops=measured["matmul_flops"],
+        layer_flops=1 / flops if flops else None,
+        stream_bytes_per_second=1 / stream if stream else None,
+        update_parameters_per_second=1 / update if update else None,
+        layer_seconds=layer,
+        copy_bytes_per_second=measured["copy_bytes_per_second"],
+        link_bytes_per_second=link[0],
+        link_seconds=link[1],
+        host_bytes_per_second=measured["host_bytes_per_second"],
+        disk_bytes_per_second=measured["disk_bytes_per_second"],
+    )
+    own = {
+        f"stage_{plan.strategy.stage}_layer_seconds": more / sharded_layers(plan)
+        for plan, seconds in timed
+        if plan.strategy.kind == "deepspeed"
+        and (more := seconds - sum(item.seconds for item in measured_times(plan, rates))) > 0
+    }
     return ClusterFile(
         name=name,
         device=cluster.device,
@@ -129,19 +162,7 @@ def cluster_file(cluster: ClusterFacts, plans: list[Plan], measured: dict[str, A
         host_memory=cluster.host_memory_bytes,
         bf16=cluster.bf16,
         measured=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {ranks} ranks at once",
-        rates=Rates(
-            precision=plans[0].numerics.precision,
-            matmul_flops=measured["matmul_flops"],
-            layer_flops=1 / flops if flops else None,
-            stream_bytes_per_second=1 / stream if stream else None,
-            update_parameters_per_second=1 / update if update else None,
-            layer_seconds=layer,
-            copy_bytes_per_second=measured["copy_bytes_per_second"],
-            link_bytes_per_second=link[0],
-            link_seconds=link[1],
-            host_bytes_per_second=measured["host_bytes_per_second"],
-            disk_bytes_per_second=measured["disk_bytes_per_second"],
-        ),
+        rates=rates.model_copy(update=own),
     )
 
 

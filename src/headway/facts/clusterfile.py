@@ -29,7 +29,8 @@ class Rates(Facts):
     matmul_flops: a large product alone. layer_flops and stream_bytes_per_second: what training steps of the real
     engine take for their matrix products, and for everything that moves activations through memory; update_parameters:
     how many the optimizer updates in a second (each None where the fit saw nothing of it). layer_seconds: what a layer
-    takes beside both, forward and backward.
+    takes beside both, forward and backward. stage_2_layer_seconds: DeepSpeed's own work beside all that (hooks,
+    flattening, small collectives) for a layer, in stages 1 and 2; stage_3_layer_seconds: in stage 3.
     link_bytes_per_second: an all-reduce's bus bandwidth between the devices of a host; link_seconds: its least time.
     host_bytes_per_second: from the host's memory to the device's. disk_bytes_per_second: writing, with fsync.
     """
@@ -40,6 +41,8 @@ class Rates(Facts):
     stream_bytes_per_second: Rate | None = None
     update_parameters_per_second: Rate | None = None
     layer_seconds: float = Field(default=0.0, ge=0)
+    stage_2_layer_seconds: float = Field(default=0.0, ge=0)
+    stage_3_layer_seconds: float = Field(default=0.0, ge=0)
     copy_bytes_per_second: Rate
     link_bytes_per_second: Rate | None = None
     link_seconds: float = Field(default=0.0, ge=0)
