@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -121,7 +122,8 @@ def examine_hosts(request: HostsRequest) -> Report:
 
 
 def _start(host: Host, request: HostsRequest, program: str, environment: dict[str, str] | None = None) -> _Far:
-    inner = f'if [ -x {sys.executable} ]; then exec {sys.executable} -u -c "$0"; else exec python3 -u -c "$0"; fi'
+    here = shlex.quote(sys.executable)
+    inner = f'if [ -x {here} ]; then exec {here} -u -c "$0"; else exec python3 -u -c "$0"; fi'
     line = remote_command(["sh", "-c", inner, _START], environment)
     process = subprocess.Popen(
         ssh_command(host, line, request.ssh),
@@ -253,11 +255,9 @@ def _all_reduce(request: HostsRequest) -> Verdict:
             one.end()
     if answer is None:
         words = [one.errors[-1] for one in far if one.errors]
-        fix = "set NCCL_SOCKET_IFNAME (or GLOO_SOCKET_IFNAME) to the interface that routes to the peers; "
-        "launch.debug=true"
-        return red(
-            "all-reduce", "an all-reduce over the hosts failed", fix, evidence=words[0] if words else "no answer"
-        )
+        fix = "set NCCL_SOCKET_IFNAME (or GLOO_SOCKET_IFNAME) to the interface that routes to the peers"
+        said = words[0] if words else "no answer"
+        return red("all-reduce", "an all-reduce over the hosts failed", fix, evidence=said)
     latency, speed = float(answer["latency_ms"]), float(answer["gigabit_per_second"])
     told = f"latency {latency:.2f} ms, {speed:.2f} Gbit/s a host ({answer['backend']})"
     if speed < request.floor_gigabit or latency > _LATENCY_MS:

@@ -162,6 +162,8 @@ def comparison(run: RunSummary, plan: Plan | None) -> list[tuple[str, str, str, 
         planned = learning_rate(plan.schedule, run.step)
         remark = _remark("learning rate", differences) or ("" if planned == lr else "DIFFERS")
         rows.append((f"learning rate, step {run.step}", f"{planned:.6g}", f"{lr:.6g}", remark))
+    if discarded := int(number(done or {}, "discarded") or 0):
+        rows.append(("discarded steps", "0", str(discarded), "loss or gradients not finite"))
     if run.forecast and run.actual:
         return [*rows, *account_rows(run)]
     peak = number(run.last, "memory_peak_bytes")
@@ -171,8 +173,6 @@ def comparison(run: RunSummary, plan: Plan | None) -> list[tuple[str, str, str, 
         rows.append(
             ("memory, peak", format_bytes(used_bytes(plan.memory, plan.cluster)), format_bytes(peak), "estimated")
         )
-    if discarded := int(number(done or {}, "discarded") or 0):
-        rows.append(("discarded steps", "0", str(discarded), "loss or gradients not finite"))
     speed = number(run.last, "tokens_per_second")
     return [*rows, ("tokens/s", "", format_count(speed), "")] if speed is not None else rows
 
