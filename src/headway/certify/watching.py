@@ -136,6 +136,10 @@ class WatchedSession(Session):
         parts.engine = self.watched
         return parts
 
+    def _verified(self, parts: Parts) -> list[str]:
+        del parts  # claim 3 reads the same settings back, and says by how much they are off
+        return []
+
     def _save(self, parts: Parts, progress: Progress) -> None:
         super()._save(parts, progress)
         self.watched.found.setdefault("saved", {})[str(progress.step)] = state_hash(parts.engine.state())

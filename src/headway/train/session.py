@@ -106,7 +106,7 @@ class Session:
             parts = build(self.plan, self.run_dir, self.context, self.given)
         if parts.reference is not None and parts.reference.note:
             self.reporter.event("notice", text=parts.reference.note)
-        for notice in (*parts.notices, *verify(parts.engine, self.plan)):
+        for notice in (*parts.notices, *self._verified(parts)):
             self.reporter.event("warning", text=notice)
         if parts.resumed_from:
             # A run that ended between its last save and its export has nothing left to evaluate.
@@ -114,6 +114,10 @@ class Session:
             self.reporter.event("resumed", checkpoint=parts.resumed_from, step=parts.progress.step)
         self.reporter.event("engine_ready", seconds=time.monotonic() - self.started)
         return parts
+
+    def _verified(self, parts: Parts) -> list[str]:
+        """Warnings of what the built engine shows; a contradiction stops the run. Certify measures it by a claim."""
+        return verify(parts.engine, self.plan)
 
     def _is_judged_before(self, parts: Parts) -> bool:
         """Whether a pretrained model's held-out figures are taken before its first step: what training improves on.
