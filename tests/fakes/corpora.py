@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,18 @@ def tokenizer_for(base: Path, source: SourceConfig, vocabulary: int = 300) -> Pa
 
 
 def encoder_tokenizer(folder: Path) -> Path:
-    """A tokenizer that puts [CLS] and [SEP] around a text, as an encoder's does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    """A tokenizer that puts [CLS] and [SEP] around a text, as an encoder's does.
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    Its vocabulary is written, not trained: the trainer breaks ties in another order each time.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([prose(seed, 100) for seed in range(4)], trainer)
+    words = sorted({word for seed in range(4) for word in prose(seed, 100).split()})
+    letters = [f"{mark}{letter}" for mark in ("", "##") for letter in string.ascii_lowercase]
+    vocabulary = dict.fromkeys([*special, *words, *letters, "."])
+    tokenizer = Tokenizer(models.WordPiece({word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
     tokenizer.save(str(folder / "tokenizer.json"))
