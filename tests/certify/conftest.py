@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from fakes.fork_server import stop_fork_server
 from headway.launch.local import warm_up
 from tests.certify.faults import Certifier
 
 
 @pytest.fixture(scope="session")
 def certifier(tmp_path_factory: pytest.TempPathFactory) -> Certifier:
+    stop_fork_server()  # another test's may have nothing imported
     warm_up("cpu")
     return Certifier(tmp_path_factory.mktemp("certify"))
 

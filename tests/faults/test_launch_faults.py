@@ -16,12 +16,21 @@ from typing import Any
 import pytest
 
 from fakes.fake_worker import running
+from fakes.fork_server import stop_fork_server
 from fakes.jobs import FAKE, TESTS, fake_job, notices, trace, wait_for
 from headway.launch.local import LocalOptions, run_job, warm_up
 from headway.launch.seam import JobStatus
 
 pytestmark = pytest.mark.faults
 METHODS = ["exec", "fork"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_server() -> Iterator[None]:
+    """The bare server ends with this file: ranks of later tests would import everything anew, each of them."""
+    stop_fork_server()
+    yield
+    stop_fork_server()
 
 
 @pytest.fixture(params=METHODS)
