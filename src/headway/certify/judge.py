@@ -21,8 +21,9 @@ from headway.certify.schema import (
 )
 from headway.certify.shrink import SAVED_AT
 from headway.plan.live import expected_settings
-from headway.plan.memory import MemoryRequest, model_states, moments_of
+from headway.plan.memory import model_states, moments_of
 from headway.plan.schema import Plan
+from headway.plan.work import request_of
 
 _FP32_ROUNDING = 1.2e-7  # of a stored weight: one unit in the last place
 _FLOOR = 0.01  # of the root mean square of all gradients
@@ -359,7 +360,7 @@ def _bytes(evidence: Evidence, bounds: Bounds) -> Claim:
     measures: list[Measure] = []
     if evidence.main:
         plan = evidence.plan
-        planned = {item.name: item.device_bytes + item.host_bytes for item in model_states(memory_request(plan))}
+        planned = {item.name: item.device_bytes + item.host_bytes for item in model_states(request_of(plan))}
         ranks = evidence.main.figures["bytes"]
         for name in ("parameters", "gradients", "optimizer states"):
             # DeepSpeed rounds each flat group up to an equal part for every rank, and aligns it.
@@ -384,21 +385,3 @@ def _straddling_bytes(plan: Plan) -> int:
         return 0
     largest = plan.shape.hidden * max(plan.shape.vocab, plan.shape.ffn)
     return largest * (4 if plan.numerics.precision == "fp32" or plan.strategy.offload_optimizer else 2)
-
-
-def memory_request(plan: Plan) -> MemoryRequest:
-    return MemoryRequest(
-        shape=plan.shape,
-        cluster=plan.cluster,
-        strategy=plan.strategy,
-        optimizer=plan.optimizer,
-        precision=plan.numerics.precision,
-        processes=plan.launch.processes,
-        micro_batch=plan.batch.micro_batch,
-        sequence=plan.data.sequence,
-        activation_checkpointing=plan.numerics.activation_checkpointing,
-        loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
-        attention=plan.model.attention,
-        global_sequences=plan.batch.global_sequences,
-        rows=2 if plan.task.kind == "preference" else 1,
-    )

@@ -72,6 +72,7 @@ def request_of(plan: Plan) -> MemoryRequest:
         adapter_dropout=plan.adapter is not None and plan.adapter.dropout > 0,
         global_sequences=plan.batch.global_sequences,
         language=plan.task.kind != "classification",
+        rows=2 if plan.task.kind == "preference" else 1,
     )
 
 
