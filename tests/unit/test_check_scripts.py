@@ -114,6 +114,7 @@ import deepspeed
 engine, _, _, _ = deepspeed.initialize(model=model, config=path)
 rank = dist.get_rank()
 """
+KEPT = "\nstate = torch.get_rng_state()\n"  # so that the rule on random states is silent
 
 
 @pytest.mark.parametrize(
@@ -134,10 +135,30 @@ rank = dist.get_rank()
         ("@rank_zero_only\ndef end():\n    engine.save_checkpoint('out')", 11),
         ("net = FSDP(net)\nif rank == 0:\n    torch.save(net.state_dict(), 'model.pt')", 11),
         ("x = 1\nif args.local_rank in [-1, 0]:\n    dist.barrier()", 11),
+        ("def main():\n    def save():\n        dist.barrier()\n    if dist.get_rank() == 0:\n        save()", 13),
+        ("def a():\n    b()\ndef b():\n    dist.barrier()\nif rank == 0:\n    a()", 14),
+        ("class T:\n def end(self):\n  if self.rank == 0:\n   self.sync()\n def sync(self):\n  dist.barrier()", 12),
+        ("if dist.get_rank():\n    sys.exit()\ndist.barrier()", 11),
+        ("from torch.distributed import barrier as wait, get_rank as who\nif who() == 0:\n    wait()", 11),
+        ("def first():\n    return dist.get_rank() == 0\nif first():\n    dist.barrier()", 12),
+        ("x = dist.barrier() if rank == 0 else None", 9),
+        ("rank == 0 and dist.barrier()", 9),
+        ("rank != 0 or dist.barrier()", 9),
+        ("while rank == 0:\n    dist.barrier()", 10),
+        ("match rank:\n    case 0:\n        dist.barrier()", 11),
+        ("if 1 > rank:\n    dist.barrier()", 10),
+        ("if (r := dist.get_rank()) == 0:\n    dist.barrier()", 10),
+        ("if rank == 3:\n    dist.barrier()", 10),
+        ("if os.environ.get('RANK', '0') == '0':\n    dist.barrier()", 10),
+        ("import torch.distributed.checkpoint as dcp\nif rank == 0:\n    dcp.save(state)", 11),
+        ("if rank == 0:\n    with deepspeed.zero.GatheredParameters(net.parameters()):\n        pass", 10),
+        ("from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.gather(x)", 12),
+        ("from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')", 12),
+        ("from transformers import Trainer\nt = Trainer(net)\nif t.is_world_process_zero():\n    t.evaluate()", 12),
     ],
 )
 def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: int) -> None:
-    rules = found(of(tmp_path, HEAD + body + "\n# rng\n"))
+    rules = found(of(tmp_path, HEAD + body + KEPT))
     assert rules == {"rank-only-collective": ("train.py", line)}
 
 
@@ -156,10 +177,19 @@ def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: 
         "if rank == 0:\n    optimizer.step()\n    saver.save_checkpoint('out')",
         "net = FSDP(net)\nstate = net.state_dict()\nif rank == 0:\n    torch.save(state, 'model.pt')",
         "if rank == 0:\n    def later():\n        dist.barrier()",
+        "if args.lora_rank == 0 or lora_config.rank > 0:\n    dist.barrier()",
+        "world_rank = 16\nif world_rank > 0:\n    dist.barrier()",
+        "if rank == 0:\n    search_engine.step()\n    torch.gather(a, 0, b)\n    functools.reduce(f, a)",
+        "def mean(x, everywhere):\n    if everywhere:\n        dist.all_reduce(x)\nif rank == 0:\n    mean(x, False)",
+        "class A:\n def end(self):\n  dist.barrier()\nclass B:\n def end(self):\n  print(1)\nif rank == 0:\n B().end()",
+        "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.log({}); a.save(n, 'x')",
+        "x = dist.barrier() if dist.is_initialized() else None",
+        "due = rank == 0\ndue = True\nif due:\n    dist.barrier()",
+        "rank == 0 and print(1)\ndist.barrier()",
     ],
 )
 def test_what_every_rank_reaches_is_no_fault(tmp_path: Path, body: str) -> None:
-    assert found(of(tmp_path, HEAD + body + "\n# rng\n")) == {}
+    assert found(of(tmp_path, HEAD + body + KEPT)) == {}
 
 
 def test_an_engine_that_another_file_made_is_known_by_its_words(tmp_path: Path) -> None:
@@ -189,6 +219,14 @@ def test_a_copy_of_the_local_rank(tmp_path: Path) -> None:
     assert found(of(tmp_path, LOCAL_RANK.format(more=read))) == {}
 
 
+def test_the_local_rank_in_a_name_and_in_an_argument(tmp_path: Path) -> None:
+    head = LOCAL_RANK.partition("local_rank = ")[0]
+    assert found(of(tmp_path, head + 'net.to(f"cuda:{args.local_rank}")')) == {"local-rank": ("train.py", 7)}
+    handed = "def put(gpu):\n    torch.cuda.set_device(gpu)\nput(args.local_rank)"
+    assert found(of(tmp_path, head + handed)) == {"local-rank": ("train.py", 8)}
+    assert found(of(tmp_path, head + 'print(f"rank {args.local_rank}")')) == {}
+
+
 # --- the other rules -------------------------------------------------------------------------------------------------
 
 SAMPLED = """
@@ -205,6 +243,10 @@ def test_a_sampler_without_set_epoch(tmp_path: Path) -> None:
     assert found(of(tmp_path, SAMPLED.format(options="", first="pass"))) == {"set-epoch": ("train.py", 3)}
     assert found(of(tmp_path, SAMPLED.format(options="", first="sampler.set_epoch(epoch)"))) == {}
     assert found(of(tmp_path, SAMPLED.format(options=", shuffle=False", first="pass"))) == {}
+    by_number = SAMPLED.replace("epoch in", "e in").replace("DataLoader(train_set, sampler=sampler)", "loader")
+    assert found(of(tmp_path, by_number.format(options="", first="pass"))) == {"set-epoch": ("train.py", 3)}
+    other = SAMPLED.format(options="", first="more.set_epoch(epoch)") + "more = DistributedSampler(extra)\n"
+    assert found(of(tmp_path, other)) == {"set-epoch": ("train.py", 3)}
     one_pass = SAMPLED.format(options="", first="pass").replace("for epoch in range(3)", "for shard in shards")
     assert found(of(tmp_path, one_pass)) == {}
 
@@ -257,6 +299,15 @@ def test_a_config_written_in_the_script(tmp_path: Path) -> None:
     assert found(of(tmp_path, text.format(given=""))) == {}
 
 
+def test_a_config_written_in_other_words(tmp_path: Path) -> None:
+    call = "engine, *_ = deepspeed.initialize(model=m, optimizer=o, config=settings)\n"
+    by_call = 'import deepspeed\nsettings = dict(optimizer=dict(type="AdamW"))\n'
+    assert found(of(tmp_path, by_call + call)) == {"optimizer-twice": ("train.py", 3)}
+    later = 'import deepspeed\nsettings = {}\nsettings["optimizer"] = {"type": "AdamW"}\n'
+    assert found(of(tmp_path, later + call)) == {"optimizer-twice": ("train.py", 4)}
+    assert found(of(tmp_path, later.replace("optimizer", "fp16") + call)) == {}
+
+
 def test_a_json_that_the_script_or_its_launch_script_opens(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"optimizer": {"type": "AdamW"}}')
     opened = """
@@ -290,6 +341,11 @@ def test_a_json_that_is_given_beside_the_script(tmp_path: Path) -> None:
         ("torchrun --nnodes=2 --nproc_per_node=8 train.py", "rendezvous"),
         ("docker run --gpus all -it image python train.py", "shm-size"),
         ("sudo docker run --rm \\\n  --runtime=nvidia image", "shm-size"),
+        ("nvidia-docker run image", "shm-size"),
+        ("python3 -m deepspeed.launcher.runner --num_nodes 2 train.py", "num-nodes"),
+        ("srun bash -c 'deepspeed --num_nodes 2 train.py'", "num-nodes"),
+        ("python -m torch.distributed.run --nnodes 1:4 train.py", "rendezvous"),
+        ("accelerate launch --num_machines 2 train.py", "rendezvous"),
     ],
 )
 def test_launch_scripts(tmp_path: Path, text: str, rule: str) -> None:
@@ -310,6 +366,10 @@ def test_launch_scripts(tmp_path: Path, text: str, rule: str) -> None:
         "docker run --gpus all --ipc=host image",
         "docker run --gpus all -v /dev/shm:/dev/shm image",
         "docker run -p 80:80 nginx",
+        "docker run --gpus all --ipc=container:other image",
+        'ARGS=(\n --hostfile hosts\n)\ndeepspeed "${ARGS[@]}" --num_nodes 2 train.py',
+        "deepspeed $MORE --num_nodes 2 train.py",
+        "accelerate launch --num_machines 2 --main_process_ip head train.py",
         "# docker run --gpus all image\necho 'deepspeed --num_nodes 2 train.py'",
         "cat <<END\ndocker run --gpus all x\nEND",
     ],
@@ -328,6 +388,8 @@ def test_sound_launch_scripts(tmp_path: Path, text: str) -> None:
         ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-devel\nRUN pip install deepspeed", "green"),
         ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN pip install numpy", "green"),
         ("FROM python:3.12\nRUN pip install deepspeed", "green"),
+        ("FROM pytorch/pytorch\nRUN pip install deepspeed", "red"),
+        ("FROM pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime\nRUN uv sync", "yellow"),
         ("FROM nvidia/cuda:12.8.0-runtime\nRUN apt-get install -y cuda-nvcc-12-8 && pip install deepspeed", "green"),
     ],
 )

@@ -13,11 +13,16 @@ _ARG = re.compile(r"^\s*ARG\s+(\w+)=(\S+)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$(\w+)")
 # Official tags: pytorch/pytorch:*-runtime and nvidia/cuda:*-runtime-*, *-base-*; the -devel ones have nvcc.
 _NO_NVCC = re.compile(r"(?:^|/)(?:pytorch/pytorch|cuda):\S*(?:-runtime|-base)\b", re.IGNORECASE)
+# Without a tag, and as "latest", pytorch/pytorch is the runtime image.
+_UNTAGGED = re.compile(r"(?:^|/)pytorch/pytorch(?::latest)?$", re.IGNORECASE)
 _COMPILES = re.compile(r"\bdeepspeed\b|\bflash[-_]attn\b", re.IGNORECASE)
 _TOOLKIT = re.compile(
     r"cuda-toolkit|cuda-nvcc|cuda-compiler|nvidia-cuda-toolkit|cuda-nvcc|DS_BUILD_OPS=1", re.IGNORECASE
 )
 _REQUIREMENTS = re.compile(r"pip3?\s+install[^&;]*?(?:-r|--requirement)[= ]?(\S+)")
+_PROJECT = re.compile(
+    r"(?:pip3?\s+install\s[^&;]*?(?:-e\s*)?\.|poetry\s+install|uv\s+sync|pdm\s+install)(?:\s|\[|$)", re.M
+)
 
 
 def judge(script: Script) -> list[Fault]:
@@ -33,11 +38,12 @@ def _without_nvcc(script: Script) -> Iterator[Fault]:
     while image in built_on:
         line, image = built_on[image]
     text = "\n".join(body)
-    if not _NO_NVCC.search(image) or _TOOLKIT.search(text):
+    image = image.partition("@")[0]
+    if not (_NO_NVCC.search(image) or _UNTAGGED.search(image)) or _TOOLKIT.search(text):
         return
     needs = _COMPILES.search(text)
     unseen = ""
-    for name in _REQUIREMENTS.findall(text):
+    for name in [*_REQUIREMENTS.findall(text), *(["pyproject.toml"] if _PROJECT.search(text) else [])]:
         found = _find(script.path, name.strip("'\""))
         if found is None:
             unseen = name
@@ -50,7 +56,8 @@ def _without_nvcc(script: Script) -> Iterator[Fault]:
         f"{image} has no nvcc: {who} compiles its kernels at first use (FusedAdam, CPUAdam) and stops there with "
         "'CUDA_HOME does not exist, unable to compile CUDA op(s)'"
     )
-    fix = f"FROM {re.sub(r'-(runtime|base)', '-devel', image, count=1)}"
+    devel = re.sub(r"-(runtime|base)", "-devel", image, count=1)
+    fix = f"FROM {devel}" if devel != image else "FROM pytorch/pytorch:VERSION-cudaVERSION-cudnnVERSION-devel"
     yield Fault("no-nvcc", line, what, fix, must=bool(needs))
 
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+_OTHER_ENGINES = {"search", "sql", "db", "query", "config", "template", "render", "physics", "game", "args"}
+
 
 @dataclass
 class Names:
@@ -15,6 +17,8 @@ class Names:
     aliases: dict[str, str] = field(default_factory=dict[str, str])  # dist -> torch.distributed
     engines: set[str] = field(default_factory=set[str])  # names that deepspeed.initialize was assigned to
     sharded: set[str] = field(default_factory=set[str])  # names that FSDP(...) was assigned to
+    accelerators: set[str] = field(default_factory=set[str])  # names that accelerate.Accelerator(...) was assigned to
+    trainers: set[str] = field(default_factory=set[str])  # names that transformers' Trainer or its like was assigned to
     defaults: dict[str, object] = field(default_factory=dict[str, object])  # of argparse: local_rank -> -1
 
     def __post_init__(self) -> None:
@@ -34,8 +38,13 @@ class Names:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 made = (self.dotted(node.value.func) or "").rpartition(".")[2]
+                targets = {ast.unparse(target) for target in node.targets}
                 if made in ("FullyShardedDataParallel", "FSDP", "fully_shard"):
-                    self.sharded |= {ast.unparse(target) for target in node.targets}
+                    self.sharded |= targets
+                elif made == "Accelerator":
+                    self.accelerators |= targets
+                elif made.endswith("Trainer") and self._uses("transformers", "trl"):
+                    self.trainers |= targets
         for _, target in self.initialized():
             first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
             if first is not None:
@@ -65,15 +74,26 @@ class Names:
         text = ast.unparse(node)
         if text in self.engines:
             return True
-        uses = any(full.partition(".")[0] == "deepspeed" for full in self.aliases.values())
-        return uses and "engine" in text.rpartition(".")[2].lower()
+        words = text.rpartition(".")[2].lower().split("_")
+        return self._uses("deepspeed") and "engine" in words and not _OTHER_ENGINES & set(words)
+
+    def is_accelerator(self, node: ast.expr) -> bool:
+        """Whether this is accelerate's Accelerator: assigned so, or called so in a file that uses accelerate."""
+        text = ast.unparse(node)
+        return text in self.accelerators or (self._uses("accelerate", "trl") and text.endswith("accelerator"))
+
+    def _uses(self, *packages: str) -> bool:
+        return any(full.partition(".")[0] in packages for full in self.aliases.values())
 
     def is_engines_save(self, call: ast.Call) -> bool:
         """`model.save_checkpoint(dir, client_state=...)` in a file that uses DeepSpeed: its engine's own words."""
-        uses = any(full.partition(".")[0] == "deepspeed" for full in self.aliases.values())
         words = {word.arg for word in call.keywords}
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        return uses and method in ("save_checkpoint", "load_checkpoint") and bool(words & {"client_state", "tag"})
+        return (
+            self._uses("deepspeed")
+            and method in ("save_checkpoint", "load_checkpoint")
+            and bool(words & {"client_state", "tag"})
+        )
 
     def initialized(self) -> Iterator[tuple[ast.Call, ast.expr | None]]:
         """Each call of deepspeed.initialize with what it is assigned to."""
@@ -116,7 +136,3 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
         value = call.args[position]
         return None if isinstance(value, ast.Constant) and value.value is None else value
     return keyword(call, name)
-
-
-def is_zero(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 0 and not isinstance(node.value, bool)

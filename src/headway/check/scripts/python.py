@@ -15,9 +15,10 @@ from headway.check.scripts.names import Names, calls, given, keyword
 from headway.check.scripts.ranks import one_sided
 
 _RANDOM = ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.normal", "random.", "numpy.random.")
+_DRAWN_IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
 _SEEDS = ("manual_seed", "seed", "default_rng", "RandomState", "Generator", "fork_rng")
 _LOCAL_RANK_READS = re.compile(r"""environ(?:\.get\(|\[)\s*["']LOCAL_RANK|getenv\(\s*["']LOCAL_RANK|get_local_rank\(""")
-_RNG_WORDS = re.compile(r"rng|random_state|get_rng_state|getstate\(|seed_state", re.IGNORECASE)
+_RNG_WORDS = re.compile(r"(?<![a-z])rng|random_state|getstate\(|seed_state", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,15 @@ def judge(script: Script, beside: Beside = Beside()) -> list[Fault]:
 def rank_only(code: Code) -> Iterator[Fault]:
     for found in one_sided(code.tree, code.names):
         who = "rank 0" if found.side == "first" else "the ranks other than 0"
-        what = f"{found.name} is a collective, and only {who} comes to it"
+        kind = "a collective where weights are sharded (ZeRO-3, FSDP)" if found.sharded else "a collective"
+        what = f"{found.name} is {kind}, and only {who} comes to it"
         if found.via:
-            what = f"{found.via}() calls {found.name}, a collective, and only {who} comes to it"
+            what = f"{found.via}() calls {found.name}, {kind}, and only {who} comes to it"
         effect = "it waits for the other ranks until the process group's time-out, then the job fails"
         if found.name.endswith(("save_checkpoint", "load_checkpoint")):
             effect += "; every rank writes its own part of a DeepSpeed checkpoint"
         fix = "call it on every rank: move it out of the test of the rank, and keep only prints and small files inside"
-        yield Fault("rank-only-collective", found.line, f"{what}: {effect}", fix)
+        yield Fault("rank-only-collective", found.line, f"{what}: {effect}", fix, must=not found.sharded)
 
 
 def local_rank(code: Code) -> Iterator[Fault]:
@@ -87,24 +89,41 @@ def local_rank(code: Code) -> Iterator[Fault]:
 
 
 def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
-    """Calls that choose a device by args.local_rank; whether a test for -1 stands above them."""
+    """Where a device is chosen by args.local_rank; whether a test for -1 stands above it."""
     copies = _copies_of_local_rank(code.tree)
     for node, above in _with_parents(code.tree):
-        if not isinstance(node, ast.Call):
+        if isinstance(node, ast.JoinedStr):
+            texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+            values: list[ast.expr] = [node] if any(str(text).endswith("cuda:") for text in texts) else []
+        elif isinstance(node, ast.Call):
+            name = (code.names.dotted(node.func) or "").rpartition(".")[2]
+            if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
+                continue
+            values = [*node.args, *(word.value for word in node.keywords)]
+        else:
             continue
-        name = (code.names.dotted(node.func) or "").rpartition(".")[2]
-        if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
-            continue
-        values = [*node.args, *(word.value for word in node.keywords)]
         if any(_is_local_rank(part, copies) for value in values for part in ast.walk(value)):
             yield node, any(_tests_local_rank(parent) for parent in above)
 
 
 def _copies_of_local_rank(tree: ast.Module) -> set[str]:
-    """Names that are args.local_rank and never anything else."""
+    """Names that are args.local_rank and never anything else, parameters that are given it among them."""
     assigned = [(ast.unparse(t), n.value) for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
     names = [name for name, _ in assigned] + [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
-    return {name for name, value in assigned if _is_local_rank(value, set()) and names.count(name) == 1}
+    copies = {name for name, value in assigned if _is_local_rank(value, set()) and names.count(name) == 1}
+    return copies | {name for name in _given_local_rank(tree) if names.count(name) == 1}
+
+
+def _given_local_rank(tree: ast.Module) -> Iterator[str]:
+    """Parameters of local functions that a call hands args.local_rank to."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for call in calls(tree):
+        function = functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if function is None:
+            continue
+        by_place = zip(function.args.args, call.args, strict=False)
+        yield from (argument.arg for argument, value in by_place if _is_local_rank(value, set()))
+        yield from (word.arg for word in call.keywords if word.arg and _is_local_rank(word.value, set()))
 
 
 def _is_local_rank(node: ast.AST, copies: set[str]) -> bool:
@@ -164,13 +183,15 @@ def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
     """(what it is called, the DeepSpeed config that a call uses); None where it cannot be read from here."""
     value = given(call, "config") or given(call, "config_params")
     path: object = code.names.defaults.get("deepspeed_config")
+    name = ""
     if isinstance(value, ast.Name | ast.Attribute):
         name = value.id if isinstance(value, ast.Name) else value.attr
         assigned = _assigned(code.tree, name)
         path = code.names.defaults.get(name)
         value = assigned if assigned is not None else value
-    if isinstance(value, ast.Dict):
-        return "config=", _literal(value)
+    if (written := _written(value)) is not None:
+        added = _added_keys(code.tree, name) if name else {}
+        return "config=", written | added
     if isinstance(value, ast.Constant):
         path = value.value
     beside = code.beside.configs
@@ -204,16 +225,36 @@ def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
     ]
-    return found[0] if len(found) == 1 and isinstance(found[0], ast.Dict | ast.Constant) else None
+    told = found[0] if len(found) == 1 else None
+    return told if isinstance(told, ast.Constant) or _written(told) is not None else None
 
 
-def _literal(node: ast.Dict) -> dict[str, object]:
-    """A dict's top level as far as it is written out; what is computed counts as present."""
-    known: dict[str, object] = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            known[key.value] = _literal(value) if isinstance(value, ast.Dict) else ast.unparse(value)
-    return known
+def _written(node: ast.expr | None) -> dict[str, object] | None:
+    """A dict's keys as far as they are written out, {...} or dict(...); what is computed counts as present."""
+    match node:
+        case ast.Dict():
+            pairs = [(k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
+        case ast.Call(func=ast.Name(id="dict"), args=[]):
+            pairs = [(word.arg, word.value) for word in node.keywords]
+        case _:
+            return None
+    return {
+        key: ast.unparse(value) if (inner := _written(value)) is None else inner
+        for key, value in pairs
+        if isinstance(key, str)
+    }
+
+
+def _added_keys(tree: ast.Module, name: str) -> dict[str, object]:
+    """`config["optimizer"] = {...}` after the config was written."""
+    added: dict[str, object] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
+            key = target.slice
+            if ast.unparse(target.value) == name and isinstance(key, ast.Constant) and isinstance(key.value, str):
+                inner = _written(node.value)
+                added[key.value] = ast.unparse(node.value) if inner is None else inner
+    return added
 
 
 def read_json(path: Path) -> object:
@@ -260,28 +301,49 @@ def _is_read(tree: ast.Module, name: str) -> bool:
 
 
 def no_set_epoch(code: Code) -> Iterator[Fault]:
-    if re.search(r"\.set_epoch\(|prepare\(|prepare_data_loader\(", code.script.text) or not _has_epochs(code.tree):
+    if re.search(r"\bprepare\(|prepare_data_loader\(", code.script.text) or not _has_epochs(code.tree):
         return
+    samplers = list(_samplers(code))
+    methods = [call.func for call in calls(code.tree) if isinstance(call.func, ast.Attribute)]
+    told = [ast.unparse(method.value) for method in methods if method.attr == "set_epoch"]
+    others = {name for name, _, _ in samplers}
+    for name, call, held_out in samplers:
+        shuffle = keyword(call, "shuffle")
+        if held_out or (isinstance(shuffle, ast.Constant) and shuffle.value is False):
+            continue
+        if any(owner == name or owner not in others for owner in told):
+            continue
+        what = "no set_epoch on this sampler: every epoch has the order of the first"
+        named = name if name.isidentifier() else "sampler"
+        yield Fault("set-epoch", call.lineno, what, f"{named}.set_epoch(epoch) as the first line of the loop")
+        return
+
+
+def _samplers(code: Code) -> Iterator[tuple[str, ast.Call, bool]]:
+    """(what it is assigned to or '', the call, whether its data is held out) of each DistributedSampler."""
     for node in ast.walk(code.tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign | ast.keyword | ast.Return) or node.value is None:
             continue
         for call in calls(node.value):
-            if (code.names.dotted(call.func) or "").rpartition(".")[2] != "DistributedSampler":
-                continue
-            shuffle = keyword(call, "shuffle")
-            name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
-            held_out = re.search(r"eval|val|test|dev", f"{name} {_first_argument(call)}", re.IGNORECASE)
-            if held_out or (isinstance(shuffle, ast.Constant) and shuffle.value is False):
-                continue
-            what = "no set_epoch on this sampler: every epoch has the order of the first"
-            named = name if name.isidentifier() else "sampler"
-            yield Fault("set-epoch", call.lineno, what, f"{named}.set_epoch(epoch) as the first line of the loop")
-            return
+            if (code.names.dotted(call.func) or "").rpartition(".")[2] == "DistributedSampler":
+                inside = isinstance(node, ast.Assign) and "DataLoader(" not in ast.unparse(node.value)
+                name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+                words = f"{name} {_first_argument(call)}"
+                held_out = re.search(r"eval|val|test|dev", words, re.IGNORECASE) is not None
+                yield name if inside else "", call, held_out
 
 
 def _has_epochs(tree: ast.Module) -> bool:
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
-    return any("epoch" in f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower() for loop in loops)
+    """A loop that counts epochs by name, or one over a range with a loop over batches in it."""
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)):
+        head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, ast.For) else ""
+        head = head or ast.unparse(loop.test) if isinstance(loop, ast.While) else head
+        if "epoch" in head.lower():
+            return True
+        inner = [node for node in ast.walk(loop) if isinstance(node, ast.For) and node is not loop]
+        if "range(" in head and any("loader" in ast.unparse(node.iter).lower() for node in inner):
+            return True
+    return False
 
 
 def random_data(code: Code) -> Iterator[Fault]:
@@ -327,12 +389,14 @@ def _drawn_stream(code: Code, node: ast.ClassDef) -> Iterator[Fault]:
 def _draws(names: Names, call: ast.Call) -> bool:
     full = (names.dotted(call.func) or "").replace("np.random.", "numpy.random.")
     last = full.rpartition(".")[2]
+    if isinstance(call.func, ast.Attribute) and last in _DRAWN_IN_PLACE and keyword(call, "generator") is None:
+        return True
     return full.startswith(_RANDOM) and last not in _SEEDS and keyword(call, "generator") is None
 
 
 def no_random_state(code: Code) -> Iterator[Fault]:
     """Checkpoints made to go on from: a save of DeepSpeed's engine, or a dict that holds an optimizer's state."""
-    if _RNG_WORDS.search(code.script.text):
+    if _RNG_WORDS.search(ast.unparse(code.tree)):  # without comments
         return
     for call in calls(code.tree):
         full = code.names.dotted(call.func) or ""

@@ -8,41 +8,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
-from headway.check.scripts.names import Names, is_zero
+from headway.check.scripts.collectives import Collective, collective
+from headway.check.scripts.names import Names
+from headway.check.scripts.sides import Side, Sides, opposite
 
-Side = Literal["first", "others"]
-
-RANKS = {"rank", "local_rank", "global_rank", "world_rank", "proc_rank", "process_index", "local_process_index"}
-_RANK_CALLS = {"get_rank", "get_local_rank", "get_global_rank", "get_world_rank"}
-_FIRST = {
-    *("is_main_process", "is_local_main_process", "is_world_process_zero", "is_local_process_zero", "is_rank_0"),
-    *(
-        "is_rank0",
-        "is_first_rank",
-        "is_global_zero",
-        "is_master",
-        "is_master_process",
-        "main_process",
-        "master_process",
-    ),
-    "is_rank_zero",
-}
-_COLLECTIVES = {
-    *("barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor"),
-    *("broadcast", "broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "gather"),
-    *("gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single", "new_group"),
-}
-_GROUP_MODULES = ("torch.distributed", "deepspeed.comm")
-# Methods of DeepSpeed's engine in which all ranks take part; its save writes a part on each rank.
-_ENGINE = {
-    *("save_checkpoint", "load_checkpoint", "save_16bit_model", "save_fp16_model", "backward", "step"),
-    *("train_batch", "eval_batch"),
-}
-_WAITS = {"wait_for_everyone"}
 # Functions under these run on rank 0 alone.
-_DECORATORS = {"rank_zero_only", "rank0_only", "rank_0_only", "master_only", "main_process_only", "on_main_process"}
+_DECORATORS = {
+    *("rank_zero_only", "rank0_only", "rank_0_only", "master_only", "main_process_only", "on_main_process"),
+    "on_local_main_process",
+}
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -52,19 +28,20 @@ class Guarded:
     name: str  # "dist.barrier", "model_engine.save_checkpoint"
     line: int
     side: Side
-    scope: str
     via: str = ""  # the local function that holds it
+    sharded: bool = False  # a collective only where the weights are sharded
 
 
 @dataclass
 class _Reader(ast.NodeVisitor):
     names: Names
-    tree: ast.Module
-    flags: dict[str, Side] = field(default_factory=dict[str, Side])  # is_main = rank == 0
+    tests: Sides
+    inside: dict[str, Collective] = field(default_factory=dict[str, Collective])  # "save", "Trainer.save"
     found: list[Guarded] = field(default_factory=list[Guarded])
-    inside: dict[str, str] = field(default_factory=dict[str, str])  # local function -> a collective that it calls
     sides: list[Side] = field(default_factory=list[Side])
-    scope: str = ""
+    owner: str = ""  # the class that is read
+    function: _Function | None = None  # only its own calls are wanted, those that all ranks reach
+    free: list[Collective] = field(default_factory=list[Collective])
 
     def block(self, statements: list[ast.stmt]) -> None:
         """Statements in order: after `if rank != 0: return` the rest of the block is the first rank's."""
@@ -72,19 +49,55 @@ class _Reader(ast.NodeVisitor):
         for statement in statements:
             self.visit(statement)
             if isinstance(statement, ast.If) and not statement.orelse and _leaves(statement.body):
-                side = self.side(statement.test)
+                side = opposite(self.tests.side(statement.test))
                 # `if rank == 0 and x: return` still lets rank 0 pass where x is false.
-                if side is not None and not _is_partial(statement.test):
-                    self.sides.append("others" if side == "first" else "first")
+                if side is not None and not self.tests.is_partial(statement.test):
+                    self.sides.append(side)
                     entered += 1
         del self.sides[len(self.sides) - entered :]
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        side = self.side(node.test)
+        if self.function is not None and _asks_for(node.test, self.function):
+            return  # what the caller chose by an argument
+        side, other = self._both(node.test)
         self._under(side, node.body)
-        partial = side is None or _is_partial(node.test)
-        self._under(None if partial else ("others" if side == "first" else "first"), node.orelse)
+        self._under(other, node.orelse)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._under(self.tests.side(node.test), node.body)
+        self._under(None, node.orelse)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        side, other = self._both(node.test)
+        self._under(side, [ast.Expr(node.body)])
+        self._under(other, [ast.Expr(node.orelse)])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """`rank == 0 and dist.barrier()`: what follows a test is reached by its ranks alone."""
+        entered = 0
+        for value in node.values:
+            self.visit(value)
+            side, other = self._both(value)
+            reached = side if isinstance(node.op, ast.And) else other
+            if reached is not None:
+                self.sides.append(reached)
+                entered += 1
+        del self.sides[len(self.sides) - entered :]
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        for case in node.cases:
+            value = case.pattern.value if isinstance(case.pattern, ast.MatchValue) else None
+            test = ast.Compare(node.subject, [ast.Eq()], [value]) if value is not None else None
+            self._under(self.tests.side(test) if test is not None else None, case.body)
+
+    def _both(self, test: ast.expr) -> tuple[Side | None, Side | None]:
+        """The ranks that a test lets in, and those that it keeps out."""
+        side = self.tests.side(test)
+        return side, None if self.tests.is_partial(test) else opposite(side)
 
     def _under(self, side: Side | None, statements: list[ast.stmt]) -> None:
         if side is not None:
@@ -93,17 +106,17 @@ class _Reader(ast.NodeVisitor):
         if side is not None:
             self.sides.pop()
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        only = any(
-            ast.unparse(mark).rpartition(".")[2].partition("(")[0] in _DECORATORS for mark in node.decorator_list
-        )
-        kept = self.sides
-        self.sides = []
-        if only:
-            self.sides.append("first")
-        scope, self.scope = self.scope, f"{self.scope}.{node.name}"
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self.owner = self.owner, node.name
+        self.generic_visit(node)
+        self.owner = outer
+
+    def visit_FunctionDef(self, node: _Function) -> None:
+        if self.function is not None:
+            return  # defined here, and called elsewhere
+        kept, self.sides = self.sides, ["first"] if _is_for_the_first(node) else []
         self.block(node.body)
-        self.sides, self.scope = kept, scope
+        self.sides = kept
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -123,119 +136,37 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        if not self.sides:
+        said, via = collective(self.names, node), ""
+        if said is None and (via := self._called(node.func)):
+            said = self.inside[via]
+        if said is None:
             return
-        said = self.collective(node)
-        via = ""
-        if said is None and isinstance(node.func, ast.Name) and node.func.id in self.inside:
-            said, via = self.inside[node.func.id], node.func.id
-        if said is not None:
-            self.found.append(Guarded(said, node.lineno, self.sides[-1], self.scope, via))
+        if self.sides:
+            name = via.rpartition(".")[2]
+            self.found.append(Guarded(said.name, node.lineno, self.sides[-1], name, said.sharded))
+        elif self.function is not None:
+            self.free.append(said)
 
-    def collective(self, node: ast.Call) -> str | None:
-        """How the file writes this call, where all ranks must take part in it."""
-        full = self.names.dotted(node.func)
-        if full is None or any(word.arg == "group" for word in node.keywords):
-            return None  # a group of its own may hold only the ranks that come here
-        module, _, last = full.rpartition(".")
-        if last == "barrier" and node.args:
-            return None  # the same: its first argument is the group
-        if module.startswith(_GROUP_MODULES) and last in _COLLECTIVES:
-            return ast.unparse(node.func)
-        if isinstance(node.func, ast.Attribute):
-            own = self.names.is_engine(node.func.value) or self.names.is_engines_save(node)
-            if last in _ENGINE and own:
-                return ast.unparse(node.func)
-            if last == "state_dict" and ast.unparse(node.func.value) in self.names.sharded:
-                return ast.unparse(node.func)
-            if last in _WAITS:
-                return ast.unparse(node.func)
-        return None
-
-    # --- tests of the rank ---------------------------------------------------------------------------------------
-
-    def side(self, test: ast.expr) -> Side | None:
-        """Which ranks the test lets in; None where it does not restrict them."""
-        match test:
-            case ast.UnaryOp(op=ast.Not()):
-                if self.is_rank(test.operand):
-                    return "first"
-                inner = None if _is_partial(test.operand) else self.side(test.operand)
-                return _opposite(inner)
-            case ast.BoolOp(op=ast.And()):
-                return next((side for value in test.values if (side := self.side(value)) is not None), None)
-            case ast.BoolOp(op=ast.Or()):
-                return self._either(test.values)
-            case ast.Compare(ops=[op], comparators=[right]):
-                return self._compared(test.left, op, right)
-            case ast.Call():
-                return self.side(test.func)
-            case ast.Attribute(attr=name) | ast.Name(id=name):
-                return self.flags[name] if name in self.flags else _first_by_name(name)
+    def _called(self, function: ast.expr) -> str:
+        """The key of a function of this file that holds a collective; '' for others."""
+        match function:
+            case ast.Name(id=name):
+                key = name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if self.owner:
+                key = f"{self.owner}.{name}"
             case _:
-                return None
-
-    def _either(self, values: list[ast.expr]) -> Side | None:
-        """`rank == 0 or not distributed`: one side only where every other part means a single process."""
-        sides: list[Side | None] = [self.side(value) for value in values]
-        known = [side for side in sides if side is not None]
-        rest = [value for value, side in zip(values, sides, strict=True) if side is None]
-        if len(set(known)) != 1 or not all(_means_single(value) for value in rest):
-            return None
-        return "first" if "first" in known else "others"
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Side | None:
-        if not self.is_rank(left) and self.is_rank(right):
-            left, right = right, left
-        if not self.is_rank(left):
-            return None
-        if is_zero(right):
-            if isinstance(op, ast.Eq | ast.LtE | ast.Is):
-                return "first"
-            return "others" if isinstance(op, ast.NotEq | ast.Gt | ast.IsNot) else None
-        if isinstance(right, ast.Tuple | ast.List | ast.Set) and any(is_zero(item) for item in right.elts):
-            values = {ast.unparse(item) for item in right.elts}
-            if values <= {"0", "-1"}:
-                if isinstance(op, ast.In):
-                    return "first"
-                return "others" if isinstance(op, ast.NotIn) else None
-        return None
-
-    def is_rank(self, node: ast.expr) -> bool:
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name):
-                return name.lower() in RANKS
-            case ast.Call(func=ast.Name(id="int"), args=[inner]):
-                return self.is_rank(inner)
-            case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
-                if name in ("get", "getenv") and node.args:
-                    return isinstance(node.args[0], ast.Constant) and node.args[0].value in ("RANK", "LOCAL_RANK")
-                return name in _RANK_CALLS
-            case ast.Subscript(slice=ast.Constant(value=key)):
-                return key in ("RANK", "LOCAL_RANK")
-            case _:
-                return False
+                return ""
+        return key if key in self.inside else ""
 
 
-def _opposite(side: Side | None) -> Side | None:
-    return None if side is None else "others" if side == "first" else "first"
+def _is_for_the_first(node: _Function) -> bool:
+    return any(ast.unparse(mark).partition("(")[0].rpartition(".")[2] in _DECORATORS for mark in node.decorator_list)
 
 
-def _first_by_name(name: str) -> Side | None:
-    return "first" if name.lower() in _FIRST else None
-
-
-def _is_partial(test: ast.expr) -> bool:
-    """`rank == 0 and due`: its opposite lets rank 0 in as well."""
-    return isinstance(test, ast.BoolOp)
-
-
-def _means_single(node: ast.expr) -> bool:
-    """`local_rank == -1`, `not dist.is_initialized()`, `world_size == 1`, `not args.distributed`."""
-    text = ast.unparse(node)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return any(word in text for word in ("initialized", "available", "distributed", "ddp", "multi"))
-    return "== -1" in text or (("world_size" in text or "n_gpu" in text) and ("== 1" in text or "<= 1" in text))
+def _asks_for(test: ast.expr, function: _Function) -> bool:
+    """Whether a test reads an argument of the function: `if distributed: dist.all_reduce(...)`."""
+    arguments = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)} - {"self", "rank"}
+    return any(isinstance(node, ast.Name) and node.id in arguments for node in ast.walk(test))
 
 
 def _leaves(body: list[ast.stmt]) -> bool:
@@ -245,34 +176,47 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return isinstance(last, ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
-def _assigned_flags(reader: _Reader) -> Iterator[tuple[str, Side]]:
-    """Names that hold a rank test: `is_main = dist.get_rank() == 0`."""
-    for node in ast.walk(reader.tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            name = (
-                target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
-            )
-            if name and isinstance(node.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
-                side = reader.side(node.value)
-                if side is not None:
-                    yield name, side
+def _functions(tree: ast.Module) -> Iterator[tuple[str, _Function, str]]:
+    """(key, function, its class) of all functions: `save`, `Trainer.save`."""
+    stack: list[tuple[ast.AST, str]] = [(tree, "")]
+    while stack:
+        node, owner = stack.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _Function):
+                yield (f"{owner}.{child.name}" if owner else child.name), child, owner
+            inner = child.name if isinstance(child, ast.ClassDef) else "" if isinstance(child, _Function) else owner
+            stack.append((child, inner))
 
 
-def _inside(reader: _Reader) -> dict[str, str]:
-    """Local functions that call a collective on every path that reaches it: not below a test of the rank."""
-    found: dict[str, str] = {}
-    functions = [node for node in reader.tree.body if isinstance(node, ast.FunctionDef)]
-    for function in functions:
-        both = _Reader(reader.names, reader.tree, reader.flags)
-        both.scope = function.name
-        both.sides = []
-        both.block(function.body)
-        guarded = {item.line for item in both.found}
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and node.lineno not in guarded and (said := reader.collective(node)):
-                found.setdefault(function.name, said)
-    return found
+def _inside(names: Names, tests: Sides, tree: ast.Module) -> dict[str, Collective]:
+    """Functions of this file that come to a collective on every rank that calls them, by themselves or through others.
+
+    A name that stands for several functions counts where all of them do.
+    """
+    by_key: dict[str, list[tuple[_Function, str]]] = {}
+    for key, function, owner in _functions(tree):
+        by_key.setdefault(key, []).append((function, owner))
+    found: dict[str, Collective] = {}
+    while True:
+        before = len(found)
+        for key, functions in by_key.items():
+            if key in found:
+                continue
+            said = [_first_free(names, tests, found, function, owner) for function, owner in functions]
+            if all(said) and said[0] is not None:
+                found[key] = said[0]
+        if len(found) == before:
+            return found
+
+
+def _first_free(
+    names: Names, tests: Sides, inside: dict[str, Collective], function: _Function, owner: str
+) -> Collective | None:
+    if _is_for_the_first(function):
+        return None
+    reader = _Reader(names, tests, inside, owner=owner, function=function)
+    reader.block(function.body)
+    return next(iter(reader.free), None)
 
 
 def one_sided(tree: ast.Module, names: Names) -> list[Guarded]:
@@ -280,20 +224,18 @@ def one_sided(tree: ast.Module, names: Names) -> list[Guarded]:
 
     A pair is no fault: the others wait at a barrier that the first rank enters later, in the same file.
     """
-    reader = _Reader(names, tree)
-    reader.flags = dict(_assigned_flags(reader))
-    reader.inside = _inside(reader)
+    tests = Sides(names, tree)
+    reader = _Reader(names, tests, _inside(names, tests, tree))
     reader.block(tree.body)
     paired = {(item.name.rpartition(".")[2], item.side) for item in reader.found}
-    opposite: dict[Side, Side] = {"first": "others", "others": "first"}
-    alone = [item for item in reader.found if (item.name.rpartition(".")[2], opposite[item.side]) not in paired]
+    alone = [item for item in reader.found if (item.name.rpartition(".")[2], opposite(item.side)) not in paired]
     # Where the others wait, rank 0 may come to the same collective in a function that it hands on.
-    return [item for item in alone if item.side == "first" or not _in_callback(reader, item)]
+    return [item for item in alone if item.side == "first" or not _in_callback(names, tree, item)]
 
 
-def _in_callback(reader: _Reader, item: Guarded) -> bool:
+def _in_callback(names: Names, tree: ast.Module, item: Guarded) -> bool:
     name = item.name.rpartition(".")[2]
-    functions = [node for node in ast.walk(reader.tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
     nested = [node for outer in functions for node in ast.walk(outer) if node is not outer and node in functions]
     inner = (call for node in nested for call in ast.walk(node) if isinstance(call, ast.Call))
-    return any((said := reader.collective(call)) and said.rpartition(".")[2] == name for call in inner)
+    return any((said := collective(names, call)) and said.name.rpartition(".")[2] == name for call in inner)

@@ -99,30 +99,48 @@ def _expand(word: str, variables: dict[str, str]) -> str:
 
 def judge(script: Script) -> list[Fault]:
     """Every fault of one launch script."""
-    found: list[Fault] = []
-    for command in commands(script.text):
-        if command.words[0] in _SAYS_ONLY:
-            continue
-        for position, word in enumerate(command.words):
-            rest = Command(command.words[position:], command.line)
-            match word.rpartition("/")[2]:
-                case "deepspeed" if len(rest.words) > 1:
-                    found += _deepspeed(rest)
-                case "docker" | "podman" if "run" in rest.words[1:3]:
-                    found += docker_run(rest)
-                case "torchrun" if len(rest.words) > 1:
-                    found += _torchrun(rest)
-                case _:
-                    continue
-            break
-    return found
+    return [fault for command in commands(script.text) for fault in _judged(command)]
+
+
+def _judged(command: Command) -> list[Fault]:
+    if command.words[0] in _SAYS_ONLY:
+        return []
+    for position, word in enumerate(command.words):
+        rest = Command(command.words[position:], command.line)
+        program, following = word.rpartition("/")[2], rest.words[1:3]
+        if program in ("bash", "sh") and following[:1] and re.fullmatch(r"-\w*c", following[0]) and len(following) > 1:
+            inner = commands(following[1])
+            return [fault for one in inner for fault in _judged(Command(one.words, command.line))]
+        if program.startswith("python") and following[:1] == ("-m",) and len(following) > 1:
+            program = _MODULES.get(following[1], "")
+            rest = Command(rest.words[2:], command.line)
+        match program:
+            case "deepspeed" if len(rest.words) > 1:
+                return list(_deepspeed(rest))
+            case "docker" | "podman" | "nvidia-docker" if "run" in rest.words[1:3]:
+                return list(docker_run(rest))
+            case "torchrun" if len(rest.words) > 1:
+                return list(_torchrun(rest))
+            case "accelerate" if following[:1] == ("launch",):
+                return list(_accelerate(rest))
+            case _:
+                continue
+    return []
+
+
+_MODULES = {
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+}
 
 
 def _deepspeed(command: Command) -> Iterator[Fault]:
     """--num_nodes means nothing without a list of hosts: the launcher then knows this machine alone."""
     own = Command(_until_script(command.words), command.line)
     nodes = own.option("--num_nodes")
-    if nodes is None or not nodes.isdigit() or int(nodes) < 2:
+    if nodes is None or not nodes.isdigit() or int(nodes) < 2 or _unread(own):
         return
     if own.option("--hostfile", "-H") is not None or own.option("--no_ssh") is not None:
         return
@@ -136,6 +154,15 @@ def _deepspeed(command: Command) -> Iterator[Fault]:
     yield Fault("num-nodes", command.line, what, fix)
 
 
+def _unread(command: Command) -> bool:
+    """Whether a word stands for others that this file does not tell: $ARGS, "${ARGS[@]}"."""
+    before = ["", *command.words]
+    values = [
+        word for last, word in zip(before, command.words, strict=False) if not last.startswith("-") or "=" in last
+    ]
+    return any(re.fullmatch(r"\$\w+|\$\{[^}]*\}|\$@|\$\*", word) for word in values)
+
+
 def _until_script(words: tuple[str, ...]) -> tuple[str, ...]:
     """The launcher's own words: what follows the script belongs to the script."""
     for position, word in enumerate(words[1:], start=1):
@@ -147,7 +174,8 @@ def _until_script(words: tuple[str, ...]) -> tuple[str, ...]:
 def _torchrun(command: Command) -> Iterator[Fault]:
     own = Command(_until_script(command.words), command.line)
     nodes = own.option("--nnodes")
-    if nodes is None or not nodes.isdigit() or int(nodes) < 2:
+    least = (nodes or "").partition(":")[0]
+    if nodes is None or not least.isdigit() or int(nodes.rpartition(":")[2] or 0) < 2 or _unread(own):
         return
     names = ("--master_addr", "--master-addr", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_conf", "--rdzv-conf")
     if own.option(*names) is None:
@@ -157,18 +185,34 @@ def _torchrun(command: Command) -> Iterator[Fault]:
         )
 
 
+def _accelerate(command: Command) -> Iterator[Fault]:
+    own = Command(_until_script(command.words), command.line)
+    hosts = own.option("--num_machines")
+    if hosts is None or not hosts.isdigit() or int(hosts) < 2 or _unread(own):
+        return
+    named = ("--main_process_ip", "--rdzv_conf", "--deepspeed_hostfile", "--config_file")
+    if own.option(*named) is None:
+        what = f"--num_machines={hosts} without --main_process_ip: each host waits for the others on itself"
+        yield Fault("rendezvous", command.line, what, "--main_process_ip=FIRST_HOST --machine_rank=N on each host")
+
+
 def docker_run(command: Command) -> Iterator[Fault]:
     """64 MiB of shared memory, Docker's default, end NCCL and DataLoader workers with a bus error."""
     text = " ".join(command.words)
     trains = any(word in text for word in ("--gpus", "--runtime=nvidia", "nvidia-docker", "deepspeed", "torchrun"))
     trains = trains or command.option("--runtime") == "nvidia" or command.option("--device", "") == "nvidia.com/gpu=all"
+    trains = trains or command.words[0].endswith("nvidia-docker")
     ipc = command.option("--ipc")
-    if not trains or command.option("--shm-size") is not None or ipc in ("host", "shareable"):
+    if not trains or command.option("--shm-size") is not None or _shares(ipc):
         return
     if re.search(r":/dev/shm\b|/dev/shm[:,]|destination=/dev/shm|--tmpfs[ =]/dev/shm", text):
         return
     what = "docker run without --shm-size: /dev/shm has 64 MiB, and NCCL or DataLoader workers end with a bus error"
-    yield Fault("shm-size", command.line, what, "add --shm-size=8g (or --ipc=host)")
+    yield Fault("shm-size", command.line, what, "add --shm-size=8g (or --ipc=host)", must=not _unread(command))
+
+
+def _shares(ipc: str | None) -> bool:
+    return ipc in ("host", "shareable") or (ipc or "").startswith("container:")
 
 
 def named_configs(script: Script) -> Iterator[tuple[str, str]]:
