@@ -14,7 +14,7 @@ from fakes.deepspeed_files import VALID
 from headway.config.deepspeed_check import judge_json
 from headway.config.deepspeed_json import DeepSpeedJson, read_deepspeed_json
 from headway.config.deepspeed_models import MODELS, Release, from_plain, installed, installed_release, models_of
-from headway.config.deepspeed_table import AUTO, REMOVED, REMOVED_OPTIMIZERS
+from headway.config.deepspeed_table import AUTO, AUTO_BY_ACCELERATE, REMOVED, REMOVED_OPTIMIZERS
 from headway.errors import ConfigError
 
 STORED = Path(__file__).parents[1] / "cases" / "deepspeed-0.18.9-models.json"
@@ -191,3 +191,111 @@ def test_twice_given_keys_and_bare_words_are_all_named() -> None:
         "prescale_gradients": "ds.json:3",
     }
     assert "lines 1 and 2" in judged.problems[0].rule
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "words"),
+    [
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "write one of 0, 1, 2, 3"),
+        ({"zero_optimization": 3}, "zero_optimization", 'write {"stage": 2}'),
+        ({"zero_optimization": None}, "zero_optimization", "remove it"),
+        ({"BF16": {"enabled": True}}, "BF16", "write bf16"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm", "write gradient_clipping"),
+        ({"learning_rate": 1e-3}, "learning_rate", "write optimizer.params.lr"),
+        ({"tr\u0430in_batch_size": 8}, "tr\u0430in_batch_size", r"'tr\u0430in_batch_size' holds a character"),
+        ({"pin_memory": True}, "pin_memory", "write it where it is meant"),
+        ({"zero_optimization": {"gradient_clipping": 1.0}}, "zero_optimization.gradient_clipping", "the top level"),
+        ({"activation_checkpointing": {"enabled": True}}, "activation_checkpointing.enabled", "keys here are"),
+        ({"zero_optimization": {"offload": {}}}, "zero_optimization.offload", "did you mean 'offload_"),
+        ({"comms_logger": {"enabled": True, "prof_ops": [3]}}, "comms_logger.prof_ops", "list of strings"),
+        ({"data_efficiency": {"enabled": "false"}}, "data_efficiency.enabled", "without quotes"),
+        ({"tensor_parallel": {"tp": {"tp_size": 4}}}, "tensor_parallel", "does not drive"),
+        (
+            {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}},
+            "zero_optimization.zero_hpz_partition_size",
+            "is of ZeRO stage 3; the stage is 2",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "CPU"}}},
+            "zero_optimization.offload_optimizer.device",
+            'did you mean "cpu"?',
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}}},
+            "zero_optimization.offload_param.device",
+            'write "cpu"; states then wait in host memory',
+        ),
+        (
+            {"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_max_lr": 1e-3}}},
+            "scheduler.params.warmup_max_lr",
+            "is no parameter of WarmupCosineLR; WarmupLR, WarmupDecayLR take it",
+        ),
+        ({"optimizer": {"type": "auto", "params": {"lr": 1e-3}}}, "optimizer.type", "does not support auto"),
+    ],
+)
+def test_what_to_write_instead_is_what_is_meant(data: dict[str, Any], key: str, words: str) -> None:
+    (problem,) = read(data, installed_release()).problems
+    assert problem.key == key
+    assert words in f"{problem.rule} {problem.fix}"
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("Infinity", "write a finite one"),
+        ("NaN", "write a finite one"),
+        ("0x10", "write 16"),
+        ("+8", "write 8"),
+        ("08", "write 8"),
+        (".5", "write 0.5"),
+        ("1_000", "write 1000"),
+        ("1e999", "finite"),
+        ("None", "write null"),
+    ],
+)
+def test_numbers_that_are_no_json_are_named_with_the_number_that_is(word: str, fix: str) -> None:
+    (problem, *_) = judge_json(f'{{"train_batch_size": {word}}}', "ds.json").problems
+    assert problem.key == "train_batch_size"
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"fp16": {"loss_scale": 128}}, "fp16 is off: it names no `enabled`"),
+        ({"wandb": {"team": "a"}}, "wandb is off"),
+        ({"autotuning": {"enabled": False, "fast": True}}, "autotuning is off"),
+        ({"data_efficiency": {"seed": 1}}, "data_efficiency is off"),
+        ({"aio": {"block_size": 1048576}}, "aio has no effect"),
+        ({"compile": {"free_activation": True}}, "compile has no effect"),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
+            "Headway exports whole weights",
+        ),
+    ],
+)
+def test_what_is_off_is_said_and_refuses_nothing(data: dict[str, Any], words: str) -> None:
+    said = read(data, installed_release())
+    assert said.problems == ()
+    assert any(words in notice for notice in said.notices)
+
+
+def test_texts_that_deepspeed_reads_in_any_case() -> None:
+    data = {"communication_data_type": "BF16", "checkpoint": {"tag_validation": "warn"}, "log_level": "INFO"}
+    said = read(data, installed_release())
+    assert said.problems == ()
+    assert said.passed["communication_data_type"] == "bf16"
+
+
+def test_auto_that_accelerates_settings_would_fill_is_the_run_files() -> None:
+    import accelerate.utils
+
+    source = Path(accelerate.utils.__file__).with_name("dataclasses.py").read_text(encoding="utf-8")
+    assert all(f'"{".".join(path)}"' in source for path in AUTO_BY_ACCELERATE)
+    zero = {"stage": 3, "offload_optimizer": {"device": "auto"}, "offload_param": {"device": "auto"}}
+    said = read({"train_batch_size": 8, "zero_optimization": zero}, installed_release())
+    assert said.problems == ()
+    assert {key: value[0] for key, value in said.autos.items()} == {
+        "zero_optimization.offload_optimizer.device": "strategy.offload.optimizer",
+        "zero_optimization.offload_param.device": "strategy.offload.parameters",
+    }

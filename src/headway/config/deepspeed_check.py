@@ -25,12 +25,13 @@ _KINDS = {
     "int": "integer",
     "float": "number",
     "text": "string",
-    "list": "list",
+    "list": "list of strings",
     "mapping": "mapping",
     "section": "mapping",
     "betas": "list of two numbers from 0 to below 1",
 }
 _LIKE_NUMBER = "0123456789+-."
+_FEW = 3  # more places than these have the key, such as `enabled`: naming some of them would mislead
 
 
 @dataclass
@@ -85,7 +86,8 @@ def judge_json(text: str, name: str, release: Release | None = None) -> Judged:
 class _Walk:
     def __init__(self, judged: Judged, models: Mapping[str, Fields], data: dict[str, Any]):
         self._judged, self._version = judged, Version(judged.version)
-        self._sections = table.sections(models, _type_of(data, "optimizer"), _type_of(data, "scheduler"))
+        self._types = {section: _type_of(data, section) for section in ("optimizer", "scheduler")}
+        self._sections = table.sections(models, self._types["optimizer"], self._types["scheduler"])
         self._secrets = set(find_secrets(data))
         self._places = dict(_places(self._sections))
 
@@ -142,30 +144,49 @@ class _Walk:
         self._put(path, written)
         name, inside = path[-1], dotted(path[:-1])
         homes = [place for place in self._places.get(name, []) if place[:-1] != path[:-1]]
-        near = get_close_matches(name, list(fields), n=1, cutoff=0.6)
-        if homes and not (near and near[0].casefold() == name.casefold()):
-            rule = f"is not a key here; it belongs at {' or '.join(dotted(home) for home in homes[:3])}"
-            self._judged.refuse(path, rule, fix=f"write {dotted(homes[0])}")
+        near = _nearest(name, [one for one, key in fields.items() if not key.instead]) or _nearest(name, list(fields))
+        odd = "" if name.isascii() else f" ({name!a} holds a character that looks like another)"
+        legal = ", ".join(sorted({key.canonical for key in fields.values()})[:12])
+        if other := self._of_another_type(path):
+            self._judged.refuse(path, *other)
+        elif homes and len(homes) <= _FEW and not (near and near.casefold() == name.casefold()):
+            rule = f"is not a key here; it belongs at {' or '.join(_place(home) for home in homes)}"
+            fix = f"write {dotted(homes[0])}" if len(homes) == 1 else "write it where it is meant"
+            self._judged.refuse(path, rule, fix=fix)
         elif near:
-            full = dotted((*path[:-1], near[0]))
-            self._judged.refuse(path, f"is not a key of DeepSpeed; did you mean {near[0]!r}?", fix=f"write {full}")
-        elif elsewhere := get_close_matches(name, list(self._places), n=1, cutoff=0.8):
-            home = dotted(self._places[elsewhere[0]][0])
-            self._judged.refuse(path, f"is not a key of DeepSpeed; did you mean {home}?", fix=f"write {home}")
+            full = dotted((*path[:-1], near))
+            self._judged.refuse(path, f"is not a key of DeepSpeed; did you mean {near!r}?{odd}", fix=f"write {full}")
+        elif meant := table.OTHER_NAMES.get(name.casefold().replace("-", "_")):
+            self._judged.refuse(path, f"is not a key of DeepSpeed; did you mean {meant}?", fix=f"write {meant}")
+        elif not homes and (elsewhere := _nearest(name, list(self._places), cutoff=0.8)):
+            home = dotted(self._places[elsewhere][0])
+            self._judged.refuse(path, f"is not a key of DeepSpeed; did you mean {home}?{odd}", fix=f"write {home}")
         else:
             rule = f"is not a key of DeepSpeed {self._version}" + (f" in {inside}" if inside else "")
-            legal = ", ".join(sorted({key.canonical for key in fields.values()})[:12])
             self._judged.refuse(path, rule, fix=f"remove it; keys here are for example {legal}")
+
+    def _of_another_type(self, path: Path) -> tuple[str, None, str] | None:
+        """A parameter of another optimizer or scheduler than the one that is named."""
+        takers = {
+            ("optimizer", "params"): {kind: known.params for kind, known in table.OPTIMIZERS.items()},
+            ("scheduler", "params"): {kind: params for kind, (_, params) in table.SCHEDULERS.items()},
+        }.get(path[:-1], {})
+        named = self._types.get(path[0], "")
+        others = [kind for kind, params in takers.items() if path[-1] in params]
+        if not others or not named:
+            return None
+        fix = "remove it: the peak is optimizer.params.lr" if path[-1] == "warmup_max_lr" else "remove it"
+        return f"is no parameter of {named}; {', '.join(others)} take it", None, fix
 
     # --- values ------------------------------------------------------------------------------------------------------
 
     def _value(self, path: Path, written: KeyPath, key: Key, value: Any) -> None:
         if value is BARE:
             return
-        if value == "auto" and path in table.AUTO | table.OWN_AUTO:
+        if value == "auto" and path in table.AUTO | table.AUTO_BY_ACCELERATE | table.OWN_AUTO:
             self._judged.values[path] = value
         elif value == "auto" and key.kind != "any":
-            fix = f"one of: {', '.join(str(v) for v in key.values)}" if key.values else f"write a {_KINDS[key.kind]}"
+            fix = f"one of: {', '.join(str(v) for v in key.values)}" if key.values else f"write {_a(key.kind)}"
             self._judged.refuse(path, "does not support auto: DeepSpeed would take its default in silence", "auto", fix)
         elif value is None and key.null:
             self._judged.values[path] = None
@@ -187,29 +208,62 @@ class _Walk:
     def _inside(self, path: Path, written: KeyPath, key: Key, value: Any) -> None:
         fields = self._sections.get(key.section)
         if not isinstance(value, dict):
-            fix = f"for example {{{', '.join(list(fields or {})[:3])}: ...}}"
+            fix = f"write {_example(path, fields or {})}" if value is not None else "remove it"
             self._judged.refuse(path, f"expected a mapping, got {_shown(value)}", None, fix)
         elif fields is None:  # a release without this model
             self._judged.refuse(path, f"is not known to DeepSpeed {self._version}", None, "remove it")
         else:
-            self.section(path, written, fields, cast("dict[str, Any]", value))
+            inside = cast("dict[str, Any]", value)
+            self.section(path, written, fields, inside)
+            if "enabled" in fields and "enabled" not in inside and path not in table.OPTIONAL_SWITCH:
+                self._judged.notice(path, "is off: it names no `enabled`, and DeepSpeed's default is false")
 
     def _plain(self, path: Path, key: Key, value: Any) -> None:
         converted = _converted(key.kind, value)
         if converted is _WRONG:
-            self._judged.refuse(path, f"expected {_KINDS[key.kind]}, got {_shown(value)}", None, _type_fix(key, value))
+            gone = value is None or (key.kind == "mapping" and isinstance(value, bool))
+            fix = "remove it" if gone else _type_fix(key, value)
+            self._judged.refuse(path, f"expected {_KINDS[key.kind]}, got {_shown(value)}", None, fix)
             return
+        if isinstance(converted, str) and path in table.ANY_CASE:
+            converted = next((known for known in key.values if known.casefold() == converted.casefold()), converted)
         if key.values and converted not in key.values:
             legal = [value for value in key.values if not isinstance(value, str) or value == value.lower()]
-            near = get_close_matches(str(converted), [str(value) for value in key.values], n=1)
-            fix = f"did you mean {json.dumps(near[0]) if isinstance(converted, str) else near[0]}?" if near else ""
-            rule = f"must be one of {', '.join(map(str, legal or key.values))}"
-            self._judged.refuse(path, rule, converted, fix or f"write {legal[0] if legal else key.values[0]}")
+            near = _nearest(str(converted), [str(value) for value in key.values]) if isinstance(converted, str) else ""
+            choices = ", ".join(map(str, legal or key.values))
+            fix = f"did you mean {json.dumps(near)}?" if near else f"write one of {choices}"
+            self._judged.refuse(path, f"must be one of {choices}", converted, fix)
             return
         if isinstance(converted, int | float) and (rule := _out_of_range(path, key, converted)) is not None:
             self._judged.refuse(path, rule, converted, "write a value in that range, or remove the key")
             return
         self._judged.values[path] = converted
+
+
+def _a(kind: str) -> str:
+    """'an integer', 'true or false'."""
+    plain = _KINDS[kind]
+    return plain if kind == "bool" else f"an {plain}" if plain[0] in "aeiou" else f"a {plain}"
+
+
+def _nearest(name: str, known: list[str], cutoff: float = 0.6) -> str:
+    """The most similar of the names, whatever the case; '' where none is near."""
+    plain = {one.casefold(): one for one in reversed(known)}
+    found = get_close_matches(name.strip().casefold(), list(plain), n=1, cutoff=cutoff)
+    return plain[found[0]] if found else ""
+
+
+def _place(home: Path) -> str:
+    return dotted(home) if len(home) > 1 else f"the top level, beside zero_optimization: {home[0]}"
+
+
+def _example(path: Path, fields: Fields) -> str:
+    """`{"stage": 2}`: what to write in a mapping's place."""
+    known = {"stage": "2", "enabled": "true", "device": '"cpu"', "type": '"AdamW"'}
+    if path == ("scheduler",):
+        return '{"type": "WarmupDecayLR", "params": {...}}'
+    named = next((f'"{name}": {value}' for name, value in known.items() if name in fields), "")
+    return f"{{{named or f'{chr(34)}{next(iter(fields), chr(46) * 3)}{chr(34)}: ...'}}}"
 
 
 def _type_of(data: dict[str, Any], section: str) -> str:
@@ -227,7 +281,7 @@ def _places(sections: dict[str, Fields]) -> Iterator[tuple[str, list[Path]]]:
     def walk(path: Path, fields: Fields) -> None:
         for name, key in fields.items():
             found.setdefault(name, []).append((*path, name))
-            if key.kind == "section":
+            if key.kind == "section" and (*path, name) not in table.NOT_DRIVEN:
                 walk((*path, name), sections.get(key.section, {}))
 
     walk((), table.TOP)
@@ -248,7 +302,9 @@ def _converted(kind: str, value: Any) -> Any:
         return int(value) if value.is_integer() else _WRONG
     if kind == "betas":
         return _betas(value)
-    wanted = {"int": int, "float": int | float, "text": str, "list": list, "mapping": dict}.get(kind)
+    if kind == "list" and isinstance(value, list):
+        return value if all(isinstance(item, str) for item in cast("list[Any]", value)) else _WRONG
+    wanted = {"int": int, "float": int | float, "text": str, "mapping": dict}.get(kind)
     if wanted is None or not isinstance(value, wanted):
         return _WRONG
     return float(value) if kind == "float" else value
@@ -271,6 +327,8 @@ def _shown(value: Any) -> str:
 
 def _type_fix(key: Key, value: Any) -> str:
     """What to write in place of a value of the wrong type."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "write a number that is finite, or remove the key"
     if isinstance(value, str) and key.kind in ("int", "float") and value.strip()[:1] in tuple(_LIKE_NUMBER):
         try:
             number = float(value)
@@ -286,7 +344,10 @@ def _type_fix(key: Key, value: Any) -> str:
         return f"write {round(value)}"
     if key.kind == "text" and not isinstance(value, list | dict):
         return f"for example {json.dumps(key.values[0])}" if key.values else "put it in double quotes"
-    return {"betas": "for example [0.9, 0.95]", "list": "write [...]"}.get(key.kind, f"write a {_KINDS[key.kind]}")
+    if key.kind == "int" and key.values:
+        return f"write one of {', '.join(map(str, key.values))}"
+    known = {"betas": "for example [0.9, 0.95]", "list": 'write ["...", "..."]'}
+    return known.get(key.kind, f"write {_a(key.kind)}")
 
 
 def _out_of_range(path: Path, key: Key, value: float) -> str | None:

@@ -6,10 +6,11 @@ Every key ends in one of four ways: it becomes a key of the run file (`firm`), i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from packaging.version import Version
 
@@ -18,6 +19,7 @@ from headway.config import deepspeed_table as table
 from headway.config.deepspeed_check import Judged, judge_json
 from headway.config.deepspeed_models import Release
 from headway.config.deepspeed_table import Path
+from headway.config.offload import NO_NVME, NO_NVME_FIX
 from headway.config.reader import dotted
 from headway.errors import Problem
 
@@ -123,6 +125,13 @@ class _Translation:
             self._say(path, key, convert(value))
         return True
 
+    def _drop(self, section: Path) -> dict[Path, Any]:
+        """Take all values of a section out; they are returned."""
+        inside = {key: value for key, value in self.judged.values.items() if key[: len(section)] == section}
+        for key in inside:
+            self.judged.values.pop(key)
+        return inside
+
     # --- sections ----------------------------------------------------------------------------------------------------
 
     def _batch(self) -> None:
@@ -149,6 +158,7 @@ class _Translation:
         if not self._is(*path):
             if path not in self.judged.written:
                 self.judged.refuse(("optimizer",), "names no type", None, 'write "type": "AdamW"')
+            self._drop(("optimizer", "params"))
             return
         named = str(self.judged.values.pop(path))
         known = next((name for name in table.OPTIMIZERS if name.lower() == named.lower()), None)
@@ -192,8 +202,7 @@ class _Translation:
         legal = f"one of {', '.join(table.OPTIMIZERS)}"
         removed = {name.lower(): what for name, what in table.REMOVED_OPTIMIZERS.items()}
         others = {name.lower(): name for name in table.NOT_ADMITTED}
-        for key in [key for key in self.judged.values if key[:2] == ("optimizer", "params")]:
-            self.judged.values.pop(key)
+        self._drop(("optimizer", "params"))
         if plain in removed:
             rule = f"is gone: DeepSpeed removed {removed[plain]} in 0.19.7 (installed: {self.judged.version})"
             if Version(self.judged.version) < Version("0.19.7"):
@@ -216,6 +225,7 @@ class _Translation:
         if named is None:
             if path not in self.judged.written:
                 self.judged.refuse(("scheduler",), "names no type", None, 'write "type": "WarmupDecayLR"')
+            self._drop(("scheduler", "params"))
             return
         if named not in table.SCHEDULERS:
             self._unknown_scheduler(str(named))
@@ -265,8 +275,7 @@ class _Translation:
 
     def _unknown_scheduler(self, named: str) -> None:
         path: Path = ("scheduler", "type")
-        for key in [key for key in self.judged.values if key[:2] == ("scheduler", "params")]:
-            self.judged.values.pop(key)
+        self._drop(("scheduler", "params"))
         if named in table.OTHER_SCHEDULERS:
             rule = f"is not offered: Headway's schedules are those of {', '.join(table.SCHEDULERS)}"
             self.judged.refuse(path, rule, named, "remove scheduler, and write optimizer: {schedule: cosine}")
@@ -313,7 +322,7 @@ class _Translation:
                 self._say(("zero_optimization", old), f"strategy.offload.{key}", "cpu")
             if self._get(*path) == "nvme":
                 self.judged.values.pop(path)
-                self.judged.refuse(path, "is not driven by Headway: states wait in host memory", "nvme", 'write "cpu"')
+                self.judged.refuse(path, NO_NVME, "nvme", f'write "cpu"; {NO_NVME_FIX}')
             elif (
                 not self._take(path, f"strategy.offload.{key}")
                 and path[:-1] in self.judged.sections
@@ -328,9 +337,7 @@ class _Translation:
         path: Path = ("activation_checkpointing",)
         if path not in self.judged.sections:
             return
-        on = [key[-1] for key in self.judged.values if key[:1] == path and self.judged.values[key] not in (False, None)]
-        for key in [key for key in self.judged.values if key[:1] == path]:
-            self.judged.values.pop(key)
+        on = [key[-1] for key, value in self._drop(path).items() if value not in (False, None)]
         text = (
             "alone saves no memory: it only sets up deepspeed.checkpointing, which the model does not call; "
             "Headway recomputes activations in its place (train.activation_checkpointing)"
@@ -344,8 +351,7 @@ class _Translation:
         tracks: list[str] = []
         for name, tracker in meaning.MONITORS.items():
             on = self.judged.values.get((name, "enabled"))
-            for key in [key for key in self.judged.values if key[:1] == (name,)]:
-                self.judged.values.pop(key)
+            self._drop((name,))
             if on and tracker:
                 tracks.append(tracker)
                 self.judged.notice((name,), f"is taken as `track: {tracker}`, which records what metrics.jsonl does")
@@ -357,10 +363,7 @@ class _Translation:
             self.soft["track"] = Said(tracks, "the monitors", self.judged.where((tracks[0],)))
 
     def _checkpoint(self) -> None:
-        keys = [key for key in self.judged.values if key[:1] == ("checkpoint",)]
-        for key in keys:
-            self.judged.values.pop(key)
-        if keys:
+        if self._drop(("checkpoint",)):
             self.judged.notice(
                 ("checkpoint",), "has no effect: Headway saves by itself (`checkpoint:` of the run file)"
             )
@@ -369,20 +372,38 @@ class _Translation:
         """Features that Headway does not drive: fine where they are off."""
         for name, what in meaning.OTHER_DRIVERS.items():
             value = self.judged.values.pop((name,), None)
-            inside = {key: v for key, v in self.judged.values.items() if key[:1] == (name,)}
-            for key in inside:
-                self.judged.values.pop(key)
-            given = (name,) in self.judged.written
-            sized = inside.get((name, "autotp_size"), 0)
-            off = value in ({"enabled": False}, {}, False, None) and not any(
-                [inside.get((name, "enabled"), bool(inside) and name not in ("tensor_parallel",)), sized > 1]
-            )
-            if given and not off:
+            inside = self._drop((name,))
+            if isinstance(value, dict):
+                inside = {(name, key): item for key, item in cast("dict[str, Any]", value).items()}
+            if (name,) not in self.judged.written:
+                continue
+            switch = inside.get((name, "enabled"), False if name in meaning.OFF_UNLESS_ENABLED else None)
+            if switch is not None and not isinstance(switch, bool):
+                rule = f"expected true or false, got {json.dumps(switch)}"
+                self.judged.refuse((name, "enabled"), rule, None, "write true or false, without quotes")
+                continue
+            sizes = [inside.get((name, "autotp_size")), inside.get((name, "tp", "tp_size"))]
+            idle = switch is False or (name == "tensor_parallel" and not any(size and size > 1 for size in sizes))
+            if not idle and (inside or value not in ({}, False, None)):
                 self.judged.refuse((name,), f"asks for {what}, which Headway does not drive", None, "remove it")
+            elif set(inside) - {(name, "enabled"), (name, "autotp_size")}:
+                self.judged.notice((name,), "is off, so nothing in it has an effect (and its inside is not judged)")
+
+    def _without_effect(self) -> None:
+        """Whole sections that tune what is off here."""
+        for name, why in meaning.IDLE_SECTIONS.items():
+            if self._drop((name,)):
+                self.judged.notice((name,), why)
 
     def _rest(self) -> None:
         for path, key in meaning.SAME.items():
             value = self._get(*path)
+            asked = value is True or (isinstance(value, int) and value > 1)
+            if key in meaning.ZERO_PLUS and asked and self._stage() not in (None, 3):
+                self.judged.values.pop(path)
+                rule = f"is of ZeRO stage 3; the stage is {self._stage()}"
+                self.judged.refuse(path, rule, value, 'write "stage": 3, or remove it')
+                continue
             if path == ("zero_optimization", "overlap_comm") and value is None:
                 self.judged.values.pop(path, None)
                 continue
@@ -398,14 +419,14 @@ class _Translation:
         if self.judged.values.pop(("zero_optimization", "zenflow"), None) is not None or (
             ("zero_optimization", "zenflow") in self.judged.sections
         ):
-            for key in [key for key in self.judged.values if key[:2] == ("zero_optimization", "zenflow")]:
-                self.judged.values.pop(key)
+            self._drop(("zero_optimization", "zenflow"))
             self.judged.refuse(("zero_optimization", "zenflow"), "is not driven by Headway", None, "remove it")
         for path, (accepted, why, fix) in meaning.ONLY.items():
             if self._is(*path) and (value := self.judged.values.pop(path)) not in (accepted, None):
                 self.judged.refuse(
                     path, f"is not taken: it {why}" if why[:2] != "He" else f"is not taken: {why}", value, fix
                 )
+        self._without_effect()
         for path, why in meaning.IDLE.items():
             if self._is(*path):
                 self.judged.values.pop(path)

@@ -22,9 +22,10 @@ SAME: dict[Path, str] = {
     ("zero_optimization", "zero_hpz_partition_size"): "strategy.secondary_partition",
     ("steps_per_print",): "train.log_every",
 }
+ZERO_PLUS = {"strategy.quantized_weights", "strategy.quantized_gradients", "strategy.secondary_partition"}
 STAGE_3 = {"strategy.prefetch_bucket", "strategy.persistence_threshold"}
 # Given to the engine unchanged: whole sections, and single keys.
-PASSED_SECTIONS = ("flops_profiler", "comms_logger", "timers", "compile", "aio")
+PASSED_SECTIONS = ("flops_profiler", "comms_logger", "timers")
 PASSED_KEYS: frozenset[Path] = frozenset(
     [
         *((name,) for name in ("wall_clock_breakdown", "memory_breakdown", "dump_state", "communication_data_type")),
@@ -117,6 +118,12 @@ ONLY: dict[Path, tuple[Any, str, str]] = {
     ("data_types", "buffer_dtype"): (None, "would change the model's buffers", "remove it"),
     ("data_types", "keep_in_fp32_modules"): ("auto", "would change the model's buffers", 'write "auto"'),
 }
+# Sections without an effect here, whatever they say: why.
+IDLE_SECTIONS = {
+    "aio": "has no effect: it tunes offload to NVMe, and nothing is offloaded there",
+    "compile": "has no effect: it tunes DeepCompile, which is off",
+}
+OFF_UNLESS_ENABLED = ("data_efficiency", "autotuning", "hybrid_engine", "torch_autocast")
 OTHER_DRIVERS = {
     "pipeline": "pipeline parallelism",
     "data_efficiency": "data efficiency",

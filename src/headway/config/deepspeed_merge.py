@@ -49,10 +49,10 @@ def merge(data: dict[str, Any], json: DeepSpeedJson, overridden: Collection[KeyP
         elif same(key, current, said.value, data):
             merged.origins[path] = said.where
         elif over:
-            text = f"{said.where}: {said.by} = {_text(said.value)} is overridden: {key} = {_text(current)} (--set)"
+            text = f"{said.where}: {_as_written(said)} is overridden: {key} = {_text(current)} (--set)"
             merged.notices.append(text)
         else:
-            rule = f"contradicts {said.by} = {_text(said.value)} ({said.where})"
+            rule = f"contradicts {_as_written(said)} ({said.where})"
             fix = f"keep one: remove {key} from the run file, or {said.by} from {json.name}"
             merged.problems.append(Problem(key, rule, current, fix))
     for key, said in json.soft.items():
@@ -89,6 +89,11 @@ def _set(section: Any, path: KeyPath, value: Any) -> dict[str, Any]:
     inner = cast("dict[str, Any]", section) if isinstance(section, dict) else dict[str, Any]()
     head = str(path[0])
     return {**inner, head: value if len(path) == 1 else _set(inner.get(head), path[1:], value)}
+
+
+def _as_written(said: Said) -> str:
+    """`fp16.enabled = true`, which the run file says as `train.precision: fp16`."""
+    return f"{said.by} = {'true' if said.by.endswith('.enabled') else _text(said.value)}"
 
 
 def _text(value: Any) -> str:

@@ -152,6 +152,41 @@ RANGES: dict[Path, tuple[float | None, float | None, bool]] = {
     ("hybrid_engine", "tp_gather_partition_size"): (1, LARGEST, False),
 }
 
+OFFLOADS = ("offload_optimizer", "offload_param")
+# Texts that DeepSpeed reads in any case.
+ANY_CASE: frozenset[Path] = frozenset(
+    [
+        ("checkpoint", "tag_validation"),
+        ("communication_data_type",),
+        ("seq_parallel_communication_data_type",),
+        ("gradient_allreduce_op",),
+        ("log_level",),
+    ]
+)
+# Sections that do something without `enabled`, or of which that is said elsewhere.
+OPTIONAL_SWITCH: frozenset[Path] = frozenset([("timers", "throughput"), ("data_efficiency",), ("autotuning",)])
+# Sections that Headway refuses where they are on: no key is sent there.
+NOT_DRIVEN: frozenset[Path] = frozenset(
+    [("zero_optimization", "zenflow"), ("hybrid_engine",), ("tensor_parallel",), ("torch_autocast",), ("compile",)]
+)
+# What other trainers call it.
+OTHER_NAMES: dict[str, str] = {
+    **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "optimizer.params.lr"),
+    **dict.fromkeys(("decay", "wd"), "optimizer.params.weight_decay"),
+    **dict.fromkeys(("adam_epsilon", "epsilon"), "optimizer.params.eps"),
+    **dict.fromkeys(("max_grad_norm", "clip_grad", "grad_clip", "gradient_clip_val"), "gradient_clipping"),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "micro_batch_size", "micro_batch", "train_micro_batch_size", "mbs"),
+        "train_micro_batch_size_per_gpu",
+    ),
+    **dict.fromkeys(("global_batch_size", "total_batch_size"), "train_batch_size"),
+    **dict.fromkeys(("accumulate_grad_batches", "grad_accum", "gas"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("warmup_steps", "warmup"), "scheduler.params.warmup_num_steps"),
+    **dict.fromkeys(("total_steps", "max_steps"), "scheduler.params.total_num_steps"),
+    **dict.fromkeys(("zero_stage", "zero"), "zero_optimization.stage"),
+    **dict.fromkeys(("logging_steps", "log_interval"), "steps_per_print"),
+}
+
 # Every field for which transformers' integration with its Trainer takes "auto".
 AUTO: frozenset[Path] = frozenset(
     [
@@ -172,6 +207,13 @@ AUTO: frozenset[Path] = frozenset(
                 "stage3_param_persistence_threshold",
             )
         ),
+    ]
+)
+# Those that accelerate's own settings would fill: the run file's offload; where Headway needs none, nothing.
+AUTO_BY_ACCELERATE: frozenset[Path] = frozenset(
+    [
+        *(("zero_optimization", part, name) for part in OFFLOADS for name in ("device", "nvme_path")),
+        ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
     ]
 )
 # DeepSpeed's own words, not to be resolved.

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from headway.config.offload import no_nvme
 from headway.units import Amount, parse_amount, parse_bytes, parse_count, parse_seconds, parse_share
 
 Auto = Literal["auto"]
@@ -26,6 +27,8 @@ def _no_flag(value: object) -> object:
 
 
 Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_no_flag)]
+
+Place = Annotated[Literal["none", "cpu"], BeforeValidator(no_nvme)]
 
 _AMOUNT_UNITS = ("tokens", "sequences", "steps", "epochs")
 

@@ -7,6 +7,7 @@ is unmistakable, and names everything else with its line.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|#[^\n]*|/\*.*?\*/)+", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.+-])")
 _WORD = re.compile(r"[^\s,:{}\[\]\"#]+")
+_BASED = re.compile(r"[+-]?0[xXoObB][0-9a-fA-F_]+")
 _WORDS = {"true": True, "false": False, "null": None}
 _MEANT = {"True": "true", "False": "false", "None": "null", "yes": "true", "no": "false", "TRUE": "true"}
 _DEEPEST = 64
@@ -146,7 +148,12 @@ class _Reader:
             return self._string()
         match = _WORD.match(self._text, self._at)
         word = match[0] if match else self._peek()
-        return self._fail(f"{word!r} stands where a key should", 'put keys in double quotes: "stage"')
+        if word == ",":
+            return self._fail("a comma stands where a key should", "remove it")
+        fix = 'put keys in double quotes, straight ones: "stage"'
+        if not word.isascii() and not word.strip("\u00a0\u200b\ufeff\u3000"):
+            fix = f"remove this character, {word!a}, or write a blank"
+        return self._fail(f"{word!r} stands where a key should", fix)
 
     def _string(self) -> str:
         match = _STRING.match(self._text, self._at)
@@ -155,7 +162,8 @@ class _Reader:
         try:
             value = json.loads(match[0])
         except json.JSONDecodeError as error:
-            self._fail(f"{match[0]} is no text: {error.msg}", "write a backslash as two")
+            fix = r"write a tab as \t" if "control" in error.msg else "write a backslash as two"
+            self._fail(f"{match[0]} is no text: {error.msg}", fix)
         self._at = match.end()
         return value
 
@@ -168,6 +176,18 @@ class _Reader:
         word = match[0]
         if word in _WORDS:
             return _WORDS[word]
-        fix = f"write {_MEANT[word]}" if word in _MEANT else f'write "{word}" if a text is meant'
-        self._problem(path, "is no JSON value", fix, word)
+        self._problem(path, "is no JSON value", _meant(word), word)
         return BARE
+
+
+def _meant(word: str) -> str:
+    """What to write in place of a bare word: true for True, 16 for 0x10, a finite number for Infinity."""
+    if word in _MEANT:
+        return f"write {_MEANT[word]}"
+    try:
+        number: float = int(word, 0) if _BASED.fullmatch(word) else float(word)
+    except ValueError:
+        return f'write "{word}" if a text is meant'
+    if not math.isfinite(number):
+        return "JSON has no such number: write a finite one, or remove the key"
+    return f"write {int(number) if float(number).is_integer() and abs(number) < 1e15 else number}"

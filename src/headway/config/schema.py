@@ -22,6 +22,7 @@ from headway.config.fields import (
     Duration,
     Interval,
     Length,
+    Place,
     Port,
     Positive,
     Ratio,
@@ -240,8 +241,8 @@ class OptimizerConfig(Section):
 class OffloadConfig(Section):
     """What waits in host memory. `offload: cpu` is short for the optimizer."""
 
-    optimizer: Literal["none", "cpu"] = Field(default="none", description="Optimizer states; ZeRO 1 to 3.")
-    parameters: Literal["none", "cpu"] = Field(default="none", description="Parameters; ZeRO 3.")
+    optimizer: Place = Field(default="none", description="Optimizer states; ZeRO 1 to 3.")
+    parameters: Place = Field(default="none", description="Parameters; ZeRO 3.")
 
 
 class CompressionConfig(Section):

@@ -93,6 +93,8 @@ _PLANNED = {
     "optimizer.clip": "optimizer.clip",
     "optimizer.warmup": "schedule.warmup_steps",
     "schedule.steps": "schedule.steps",
+    "strategy.offload.optimizer": "strategy.offload_optimizer",
+    "strategy.offload.parameters": "strategy.offload_parameters",
     "strategy.reduce_bucket": "strategy.reduce_bucket_elements",
     "strategy.prefetch_bucket": "strategy.prefetch_bucket_elements",
     "strategy.persistence_threshold": "strategy.persistence_threshold_elements",
@@ -121,6 +123,8 @@ def resolved_autos(run: LoadedRun, plan: Plan) -> Iterator[Resolved]:
             yield Resolved(key, where, 0, "the warm-up begins at 0")
             continue
         value = value_at(plan, _PLANNED[source])
+        if key.endswith(".device"):
+            value = "cpu" if value else "none"
         if key in ("fp16.enabled", "bf16.enabled"):
             value = value == key.partition(".")[0]
         if source in ("strategy.prefetch_bucket", "strategy.persistence_threshold") and plan.strategy.stage != 3:
