@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.check.checks import require_checks, run_checks
-from headway.check.report import Report
+from headway.check.report import Report, Verdict
 from headway.config.load import LoadedRun, from_mapping, load_run, load_text
 from headway.config.schema import RunConfig, SourceConfig, TokenizerConfig
-from headway.data import peek
+from headway.data import look, peek
 from headway.data.build import StoreRequest, build_store, find_store
 from headway.data.facts import data_facts, estimate_facts, store_remarks
 from headway.data.reading import Reading
@@ -195,7 +195,10 @@ def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[
 def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
     """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
     # The build reads every byte; before it, a look at each file's beginning.
-    given = {"text": lambda: peek.text("text", loaded)} if plan.facts.estimated else {}
+    given: dict[str, Callable[[], Verdict]] = {}
+    if plan.facts.estimated:
+        given["text"] = lambda: peek.text("text", loaded)
+        given["records"] = lambda: look.records("records", loaded, find_tokenizer(_tokenizer_request(loaded)))
     report = run_checks(plan, loaded, folder, given=given)
     used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
     used += tuple(name for name in dict.fromkeys(force) if name in LIVE_FINDINGS)  # the ranks look for these

@@ -68,7 +68,7 @@ MACHINE_CHECKS: dict[str, MachineCheck] = {
     "gpu-links": gpus.gpu_links,
 }
 # Of what the data room looks at itself, handed to `run_checks` by the composition root.
-GIVEN = ("text",)
+GIVEN = ("text", "records")
 NAMES = (*CHECKS, *MACHINE_CHECKS, *GIVEN)
 
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any, cast
 
-from headway.check.report import Verdict, green, red, yellow
+from headway.check.report import Verdict, green, note, red, yellow
 from headway.check.subject import Subject
 from headway.facts.generation import generation_note
 from headway.facts.model_config import sequence_notes, uses_rotary, value_of
@@ -26,7 +26,7 @@ def data(name: str, subject: Subject) -> Verdict:
     command = _build_command(subject)
     if plan.facts.estimated:
         fix = f"none is needed: headway train builds it first; {command} builds it alone"
-        return yellow(name, "the token store is not built yet: the plan's data is estimated", fix)
+        return note(name, "the token store is not built yet: the plan's data is estimated", fix)
     rebuild = f"delete that folder, {store}, and run {command}"
     try:
         manifest = cast("dict[str, Any]", json.loads((store / "manifest.json").read_text(encoding="utf-8")))

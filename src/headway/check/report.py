@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from headway.errors import CheckFailed, Problem
 
-Level = Literal["red", "yellow", "green"]
+Level = Literal["red", "yellow", "note", "green"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check's finding. red stops the run, yellow is said, green is fine. `fix`: what to type or write.
+    """One check's finding. red stops the run, yellow warns, a note is good to know, green is fine.
+
+    `fix`: what to type or write.
 
     `evidence`: what it was seen in, where the finding does not say so itself: a file and line, a figure, a message.
     """
@@ -31,6 +33,11 @@ class Verdict:
 
 def green(name: str, finding: str, *, evidence: str = "") -> Verdict:
     return Verdict(name, "green", finding, evidence=evidence)
+
+
+def note(name: str, finding: str, fix: str = "", *, evidence: str = "") -> Verdict:
+    """What a sound run says as well: it counts for nothing."""
+    return Verdict(name, "note", finding, fix, evidence)
 
 
 def yellow(name: str, finding: str, fix: str = "", *, evidence: str = "") -> Verdict:

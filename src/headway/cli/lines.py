@@ -108,8 +108,8 @@ def _export(event: Record) -> str:
 
 
 def check_lines(report: Report) -> list[str]:
-    """One line for all that is well; name, finding and fix for everything else."""
-    good = sum(verdict.level == "green" for verdict in report.verdicts)
+    """One line for all that is well; name, finding and fix for everything else, notes among it."""
+    good = sum(verdict.level in ("green", "note") for verdict in report.verdicts)
     lines = [f"checks: {good} of {len(report.verdicts)} are green"]
     for verdict in report.verdicts:
         if verdict.level != "green":
@@ -121,12 +121,12 @@ def check_lines(report: Report) -> list[str]:
     return lines
 
 
-_LEVELS = {"red": "MUST FIX", "yellow": "warning", "green": "ok"}
+_LEVELS = {"red": "MUST FIX", "yellow": "warning", "note": "note", "green": "ok"}
 
 
 def finding_lines(report: Report, *, every: bool, width: int) -> list[str]:
     """The table of `headway doctor`: finding, evidence and fix, the worst first; with `every` what is in order too."""
-    order = {"red": 0, "yellow": 1, "green": 2}
+    order = {"red": 0, "yellow": 1, "note": 2, "green": 3}
     lines: list[str] = []
     for verdict in sorted(report.verdicts, key=lambda verdict: order[verdict.level]):
         if verdict.level == "green" and not every:
@@ -138,7 +138,8 @@ def finding_lines(report: Report, *, every: bool, width: int) -> list[str]:
             lines += _hanging(f"{title:<10}", text, width)
         lines += [""] if verdict.level != "green" else []
     count = {level: sum(verdict.level == level for verdict in report.verdicts) for level in order}
-    return [*lines, f"{count['red']} to fix, {count['yellow']} warnings, {count['green']} in order"]
+    good = count["note"] + count["green"]
+    return [*lines, f"{count['red']} to fix, {count['yellow']} warnings, {good} in order"]
 
 
 def _hanging(head: str, text: str, width: int) -> list[str]:
