@@ -107,20 +107,11 @@ def _apart(look: Look) -> Verdict:
 
 def examine(look: Look) -> Verdict:
     """Read the first records as the build will."""
-    base = Path(look.base)
     try:
-        opened = [
-            (key, with_shape(concrete(config, base, key), base, key, Reading(**look.reading).shapes)[0])
-            for key, config in ((key, SourceConfig.model_validate(plain)) for key, plain in look.sources)
-        ]
-        reader = _reader(look, [config.shape for _, config in opened])
-    except HeadwayError as error:
-        problem = error.problems[0] if error.problems else Problem("", str(error), fix=error.fix or "")
-        return red(look.name, problem.rule, problem.fix, evidence=problem.where or problem.key)
-    seen = _Seen()
-    for key, config in opened:
-        if ":" not in config.kind:  # code of the user's own runs when the store is built
-            _read(seen, reader, config, base, key)
+        seen, reader = _see(look)
+    except HeadwayError as error:  # a template that is not valid, a shape that the task does not take
+        first = error.problems[0] if error.problems else Problem("", str(error).partition("\n")[0], fix=error.fix)
+        return red(look.name, first.rule, first.fix, evidence=first.where or first.key or look.tokenizer)
     if not seen.problems:
         seen.problems += _of_labels(seen)
     if seen.problems:
@@ -129,6 +120,17 @@ def examine(look: Look) -> Verdict:
         fix = "look at one of them: headway data build names the places"
         return red(look.name, f"none of the first {seen.skipped} records can be used", fix)
     return green(look.name, _told(seen, reader))
+
+
+def _see(look: Look) -> tuple[_Seen, Reader]:
+    base, shapes = Path(look.base), Reading(**look.reading).shapes
+    configs = [(key, SourceConfig.model_validate(plain)) for key, plain in look.sources]
+    opened = [(key, with_shape(concrete(config, base, key), base, key, shapes)[0]) for key, config in configs]
+    reader, seen = _reader(look, [config.shape for _, config in opened]), _Seen()
+    for key, config in opened:
+        if ":" not in config.kind:  # code of the user's own runs when the store is built
+            _read(seen, reader, config, base, key)
+    return seen, reader
 
 
 def _reader(look: Look, shapes: list[str]) -> Reader:
