@@ -149,6 +149,20 @@ def test_a_mistyped_check_is_not_passed_in_silence(run: RunDir, started: list[Pl
     assert not started
 
 
+def test_a_finding_of_the_ranks_can_be_passed_at_a_resume_and_stays_passed(
+    run: RunDir, started: list[Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume(run, force=("live-clip", "live-clip"))
+    assert "passed by --force at this resume: live-clip\n" in capsys.readouterr().out
+    assert started[0].forced == read_plan(run.plan).forced == ("live-clip",)
+    assert read_record(run)["plan"]["forced"] == ["live-clip"]
+    assert read_plan(run.path / "plan-1.json").forced == ()
+    resume(run, force=("live-clip",))  # nothing new: the plan stays as it is
+    assert not (run.path / "plan-2.json").exists()
+    resume(run, "train.length=9 steps", force=("live-stage",))
+    assert started[-1].forced == ("live-clip", "live-stage")
+
+
 def test_a_forced_finding_is_passed_said_and_written_into_the_plan(run: RunDir) -> None:
     shutil.rmtree(read_plan(run.plan).data.store)
     loaded = preparing.load(Path("run.yaml"), [])

@@ -92,6 +92,19 @@ def test_a_contradiction_stops_the_run_and_can_be_passed_by_name(change: dict[st
     assert "passed by --force" in said
 
 
+def test_two_settings_of_one_name_are_one_finding() -> None:
+    built = engine(PLAN, offload_optimizer=True, offload_parameters=True)
+    with pytest.raises(CheckFailed) as caught:
+        verify(built, PLAN)
+    (problem,) = caught.value.problems
+    assert problem.key == "live-offload"
+    assert "offload_optimizer: the engine was built with True" in problem.rule
+    assert "offload_parameters: the engine was built with True" in problem.rule
+    assert str(caught.value).count("--force") == 1
+    (said,) = verify(built, PLAN.model_copy(update={"forced": ("live-offload",)}))
+    assert said.count("passed by --force") == 1
+
+
 def test_every_name_can_be_forced_and_no_other() -> None:
     require_checks(LIVE_FINDINGS)
     assert set(FORCE_NAMES) >= set(expected_settings(PLAN))

@@ -11,15 +11,17 @@ from typing import Any
 from headway.api import preparing, running
 from headway.api.differing import differences
 from headway.check.checks import CHECKS, require_checks, run_checks
+from headway.check.report import Report
 from headway.cli.seam import Screen
 from headway.config.load import LoadedRun
 from headway.errors import CheckpointError, PlanError, Problem
 from headway.plan.files import read_plan, write_plan
+from headway.plan.live import LIVE_FINDINGS
 from headway.plan.schema import Plan
 from headway.run.journal import Journal
 from headway.run.lock import JobLock
 from headway.run.paths import RunDir
-from headway.run.record import read_record, write_record
+from headway.run.record import describe_plan, read_record, write_record
 from headway.run.summary import summarise
 
 # What the checkpoint's state and the order of samples depend on. Everything else may change at a resume.
@@ -65,8 +67,36 @@ def resume(path: Path, overrides: Sequence[str], *, screen: Screen, force: Seque
         if overrides:
             plan = _replan(run, plan, reached[-1], _Asked(overrides, force), screen)
         else:
-            run_checks(plan, None, run.path, checks=_STILL_THERE).forced([*plan.forced, *force]).raise_if_red()
+            report = run_checks(plan, None, run.path, checks=_STILL_THERE)
+            report.forced([*plan.forced, *force]).raise_if_red()
+            plan = _with_forced(run, plan, _passed(report, force), screen)
         return running.run_here(run, plan, screen, resume=True)
+
+
+def _passed(report: Report, force: Sequence[str]) -> list[str]:
+    """Of the names given, those of a finding that is red now, and those of findings that the ranks look for."""
+    red = {verdict.name for verdict in report.reds}
+    return [name for name in dict.fromkeys(force) if name in red or name in LIVE_FINDINGS]
+
+
+def _with_forced(run: RunDir, plan: Plan, names: Sequence[str], screen: Screen) -> Plan:
+    """The plan with more findings passed: the ranks read it, and the record tells of it."""
+    new = tuple(name for name in names if name not in plan.forced)
+    if not new:
+        return plan
+    changed = plan.model_copy(update={"forced": (*plan.forced, *new)})
+    keep_old_plan(run)
+    write_plan(changed, run.plan)
+    write_record(run, {"git": {}, **read_record(run), "plan": describe_plan(changed)})
+    _say(run, screen, f"passed by --force at this resume: {', '.join(new)}")
+    return changed
+
+
+def _say(run: RunDir, screen: Screen, *texts: str) -> None:
+    with Journal(run.events) as events:
+        for text in texts:
+            events.event("notice", text=text)
+            screen.event({"event": "notice", "text": text})  # what is followed begins with the ranks
 
 
 @dataclass(frozen=True)
@@ -86,7 +116,7 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     loaded = preparing.reload(run, path, before.overrides, asked.overrides)
     made = preparing.plan_run(loaded, old.facts, old.name)
     made = made.model_copy(update={"code": old.code})  # the run goes on with its own copy of the user's modules
-    planned = preparing.judged(made, loaded, run.path, asked.force)
+    planned = preparing.judged(made, loaded, run.path, [*old.forced, *asked.force])
     changed = differences(old, planned.plan)
     # A folder may move: beside an adapter the hash of its weights says whether it is the same model.
     moved = old.adapter is not None and old.adapter.base != "" and old.adapter == planned.plan.adapter
@@ -100,11 +130,7 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     running.keep_words(run, loaded)
     write_plan(planned.plan, run.plan)
     write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
-    with Journal(run.events) as events:
-        for key, a, b in changed:
-            text = f"the plan changed at this resume: {key}: {a} -> {b}"
-            events.event("notice", text=text)
-            screen.event({"event": "notice", "text": text})  # what is followed begins with the ranks
+    _say(run, screen, *(f"the plan changed at this resume: {key}: {a} -> {b}" for key, a, b in changed))
     return planned.plan
 
 

@@ -87,5 +87,5 @@ class Report:
         """Raises CheckFailed with every red finding and its fix."""
         if self.reds:
             problems = [Problem(v.name, v.finding, fix=v.fix) for v in self.reds]
-            names = " ".join(f"--force {v.name}" for v in self.reds)
+            names = " ".join(f"--force {name}" for name in dict.fromkeys(v.name for v in self.reds))
             raise CheckFailed("the checks found what would fail:", problems=problems, fix=f"or, knowingly: {names}")

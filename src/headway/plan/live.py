@@ -24,6 +24,8 @@ FORCE_NAMES = {
     "offload_parameters": "live-offload",
 }
 LIVE_FINDINGS = tuple(dict.fromkeys(FORCE_NAMES.values()))
+# Names that stand for several settings: a finding says which.
+LIVE_SHARED = {name for name in LIVE_FINDINGS if list(FORCE_NAMES.values()).count(name) > 1}
 
 
 def expected_settings(plan: Plan) -> dict[str, Any]:

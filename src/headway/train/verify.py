@@ -10,7 +10,7 @@ from torch import nn
 from headway.errors import CheckFailed, Problem
 from headway.parallel.live import settings
 from headway.parallel.seam import Engine
-from headway.plan.live import FORCE_NAMES, expected_settings
+from headway.plan.live import FORCE_NAMES, LIVE_SHARED, expected_settings
 from headway.plan.schema import Plan
 
 # A module of the user's own may hold weights in any type; an engine of the user's own may show what it likes.
@@ -28,15 +28,23 @@ def verify(engine: Engine, plan: Plan) -> list[str]:
     warnings: list[str] = []
     problems: list[Problem] = []
     found = settings(engine)
+    wrong: dict[str, list[str]] = {}
     for key, wanted in expected_settings(plan).items():
         if found.get(key) == wanted:
             continue
         name = FORCE_NAMES[key]
         finding = f"the engine was built with {found.get(key)!r}, the plan says {wanted!r}"
-        if name in plan.forced or (key in _OF_OWN_CODE and ":" in plan.model.kind):
-            warnings.append(f"{name}: {finding}" + (" (passed by --force)" if name in plan.forced else ""))
+        if name in LIVE_SHARED:
+            finding = f"{key}: {finding}"
+        if key in _OF_OWN_CODE and ":" in plan.model.kind and name not in plan.forced:
+            warnings.append(f"{name}: {finding}")
         else:
-            problems.append(Problem(name, finding, fix="report it with the run's record.json"))
+            wrong.setdefault(name, []).append(finding)
+    for name, findings in wrong.items():
+        if name in plan.forced:
+            warnings.append(f"{name}: {'; '.join(findings)} (passed by --force)")
+        else:
+            problems.append(Problem(name, "; ".join(findings), fix="report it with the run's record.json"))
     if problems:
         forced = " ".join(f"--force {problem.key}" for problem in problems)
         raise CheckFailed("the built engine contradicts the plan:", problems=problems, fix=f"or, knowingly: {forced}")
