@@ -59,9 +59,18 @@ def _train(plan: Plan, steps: int) -> dict[str, Any]:
             losses.append(result.totals.means()["loss"])
             sent_bytes = counted.sent_bytes - before
     weights = torch.cat([weight.flatten() for _, weight in engine.full_weights()])
+    kept_bytes = _kept_bytes(engine)
     poisoned = _poisoned(engine, task, plan) if plan.strategy.compression else None
     engine.close()
-    return {"losses": losses, "sent_bytes": sent_bytes, "weights": weights, "poisoned": poisoned}
+    found = {"losses": losses, "sent_bytes": sent_bytes, "weights": weights, "poisoned": poisoned}
+    return found | {"kept_bytes": kept_bytes}
+
+
+def _kept_bytes(engine: Any) -> int:
+    """What PowerSGD holds between two steps."""
+    state = engine.compression
+    kept = [] if state is None else [state.error_dict, state.p_memory_dict, state.q_memory_dict]
+    return sum(tensor.numel() * tensor.element_size() for part in kept for tensor in part.values())
 
 
 def _poisoned(engine: Any, task: Any, plan: Plan) -> tuple[bool, bool]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.plan.schema import StrategyPlan
+from headway.plan.compressing import powersgd_state_bytes
+from headway.plan.schema import CompressionPlan, StrategyPlan
 from tests.distributed.compression_jobs import train_compressed
 from tests.distributed.plans import tiny_plan
 from tests.distributed.ranks import run_ranks
@@ -25,12 +26,14 @@ KINDS = {
 }
 
 
+PLAIN = tiny_plan("ddp", (2, 2, 2))
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     """Each kind trained in turn by the same two ranks."""
-    plain = tiny_plan("ddp", (2, 2, 2))
     plans = {
-        name: plain.model_copy(update={"strategy": StrategyPlan.model_validate({"kind": "ddp", "compression": told})})
+        name: PLAIN.model_copy(update={"strategy": StrategyPlan.model_validate({"kind": "ddp", "compression": told})})
         for name, told in KINDS.items()
     }
     return run_ranks(train_compressed, 2, tmp_path_factory.mktemp("compression"), plans, STEPS)
@@ -50,6 +53,17 @@ def test_fewer_bytes_are_sent(reports: list[dict[str, dict[str, Any]]]) -> None:
     # Matrices of 32 x 64 at rank 2 are a tenth of themselves; the vectors between them are sent whole: 18,304 bytes.
     assert 0 < sent["powersgd"] < whole // 8
     assert sent["powersgd"] == sent["forgetful"]
+
+
+@pytest.mark.parametrize("name", ["powersgd", "forgetful"])
+def test_what_powersgd_keeps_is_what_the_planner_counts(name: str, reports: list[dict[str, dict[str, Any]]]) -> None:
+    """Exact in the error feedback; of the thin matrices, those that compress too little are not made: up to a third."""
+    planned = powersgd_state_bytes(CompressionPlan.model_validate(KINDS[name]), PLAIN.shape)
+    kept = reports[0][name]["kept_bytes"]
+    errors = 4 * reports[0][name]["weights"].numel() if name == "powersgd" else 0
+    thin = kept - errors
+    assert 0 < thin <= planned - errors < 1.5 * thin
+    assert reports[0]["bf16"]["kept_bytes"] == 0
 
 
 def test_the_curve_is_nearly_that_of_whole_gradients(reports: list[dict[str, dict[str, Any]]]) -> None:

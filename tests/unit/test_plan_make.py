@@ -358,3 +358,15 @@ def test_planning_and_checking_import_no_torch() -> None:
     code = f"import sys, {names}; sys.exit(str({heavy}) if {heavy} else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["quantized_weights", "quantized_gradients"])
+def test_zero_plus_plus_is_refused_on_a_cpu_and_planned_on_gpus(name: str) -> None:
+    overrides = ("strategy={kind: zero-3, " + name + ": true}", "launch.processes=2")
+    with pytest.raises(PlanError) as caught:
+        plan_of(SMALL, LAPTOP, *overrides)
+    (problem,) = caught.value.problems
+    assert problem.key == f"strategy.{name}"
+    assert "has no kernel on a CPU" in problem.rule
+    assert problem.fix == f"strategy.{name}=false"
+    assert getattr(plan_of(SMALL, A100_8, *overrides).strategy, name)

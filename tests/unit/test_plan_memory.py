@@ -22,7 +22,7 @@ from headway.plan.memory import (
     setting_of,
     used_bytes,
 )
-from headway.plan.schema import MemoryPlan, OptimizerPlan, StrategyPlan
+from headway.plan.schema import CompressionPlan, MemoryPlan, OptimizerPlan, StrategyPlan
 
 ADAMW = OptimizerPlan(kind="adamw", betas=(0.9, 0.95), eps=1e-8, momentum=0.9, weight_decay=0.1, clip=1.0)
 PAPER = shape(7_500_000_000)
@@ -246,3 +246,21 @@ def test_overlap_needs_a_second_bucket_on_a_gpu_too() -> None:
         return footprint(setting_of(asked)).device_bytes
 
     assert peak(overlap_comm=True) > peak()
+
+
+@pytest.mark.parametrize("cluster", [A100_8, LAPTOP])
+def test_compressed_gradients_need_memory_of_their_own(cluster: Any) -> None:
+    """PowerSGD with error feedback keeps a whole fp32 gradient more, without thin matrices alone; casts are 2 bytes."""
+
+    def item(**told: Any) -> int:
+        compression = CompressionPlan.model_validate({"rank": 2, "start_step": 5, "error_feedback": True} | told)
+        strategy = StrategyPlan(kind="ddp", compression=compression)
+        found = estimate_memory(request(strategy, cluster=cluster)).items
+        return next(each.device_bytes for each in found if each.name == "gradient compression")
+
+    count = PAPER.trainable_parameters
+    assert item(kind="bf16") == item(kind="fp16") == 2 * count
+    assert 4 * count < item(kind="powersgd") < 4.2 * count
+    assert 0 < item(kind="powersgd", error_feedback=False) < 0.05 * count
+    plain = estimate_memory(request(StrategyPlan(kind="ddp"), cluster=cluster))
+    assert all(each.name != "gradient compression" for each in plain.items)

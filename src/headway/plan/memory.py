@@ -13,6 +13,7 @@ from typing import Literal
 
 from headway.facts.hardware import Machine, cpu_device
 from headway.facts.schema import ClusterFacts, ModelShape
+from headway.plan.compressing import compression_bytes
 from headway.plan.footprint import footprint
 from headway.plan.layers import Numbers, attention_bytes, kind_of, norm_bytes
 from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
@@ -113,6 +114,7 @@ def estimate_memory(request: MemoryRequest) -> MemoryPlan:
     if request.cluster.device == "cuda":
         return _on_gpu(request)
     items = [*model_states(request), *_gathered(request), *_step_items(request), *_buckets(request)]
+    items += _compression(request)
     own = CPU_DEEPSPEED_BYTES if request.strategy.kind == "deepspeed" else 0
     items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES + own)]
     limit = device_limit_bytes(request.cluster, request.processes)
@@ -124,7 +126,14 @@ def _on_gpu(request: MemoryRequest) -> MemoryPlan:
     found = footprint(setting_of(request))
     process = MemoryItem(name="process", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
     limit = device_limit_bytes(request.cluster, request.processes)
-    return MemoryPlan(items=(*found.items, process), device_limit_bytes=limit)
+    return MemoryPlan(items=(*found.items, *_compression(request), process), device_limit_bytes=limit)
+
+
+def _compression(request: MemoryRequest) -> list[MemoryItem]:
+    asked = request.strategy.compression
+    if asked is None or request.strategy.kind != "ddp":
+        return []
+    return [_item("gradient compression", compression_bytes(asked, request.shape))]
 
 
 def setting_of(request: MemoryRequest) -> EstimateRequest:
