@@ -199,6 +199,10 @@ return code = -9
          "host-out-of-memory"),
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "gpu-fault"),
         ("OSError: [Errno 122] Disk quota exceeded: 'out/model.safetensors'", "disk-full"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO TIME LIMIT ***", "time-limit"),
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO PREEMPTION ***", "preempted"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO NODE FAILURE ***", "node-failed"),
+        ("train.sh: line 5:  1234 Killed                  python train.py", "killed"),
     ],
 )  # fmt: skip
 def test_single_lines(line: str, name: str) -> None:
@@ -212,6 +216,46 @@ Traceback (most recent call last):
 RuntimeError: CUDA error: device-side assert triggered
 """
     assert of(text).name == "token-out-of-range"
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        (f"2026-11-30T10:00:05.123456789Z stderr F [rank3]: {OOM}", 3, ""),
+        (f"2026-11-30T10:00:05.1+01:00 {OOM}", None, ""),
+        (f"Nov  3 10:00:05 gpu-7 python3[123]: [rank3]: {OOM}", 3, "gpu-7"),
+        (f"[pod/job-worker-1/trainer] [rank3]: {OOM}", 3, "job-worker-1"),
+        (f"worker-1  | [rank3]: {OOM}", 3, "worker-1"),
+        (f"[1,3]<stderr>:{OOM}", 3, ""),
+        (f"10.0.0.2: {OOM.removeprefix('torch.')}", None, "10.0.0.2"),
+        (f"\x1b[31m[rank3]: {OOM}\x1b[0m", 3, ""),
+    ],
+)
+def test_what_containers_schedulers_and_terminals_put_before_a_line(line: str, rank: int | None, host: str) -> None:
+    found = of(line)
+    assert (found.name, found.rank, found.host) == ("cuda-out-of-memory", rank, host)
+    assert found.error in (OOM, OOM.removeprefix("torch."))
+
+
+@pytest.mark.parametrize("last", ["AssertionError", "StopIteration", "mine.errors.BadBatch: row 7", "KeyError: 'a'"])
+def test_an_exception_of_any_name_closes_its_traceback(last: str) -> None:
+    found = of(f'step 1\nTraceback (most recent call last):\n  File "t.py", line 1\n    f()\n{last}\nbye')
+    assert (found.name, found.error) == ("other", last)
+
+
+def test_healthy_lines_name_no_error() -> None:
+    healthy = "checksum ok\nKilled 0 processes\nthe broken pipeline is mended\nRoman in Rome\nBadBatch: none so far"
+    assert diagnose([parse(line, "job.log", n) for n, line in enumerate(healthy.splitlines())]) is None
+
+
+def test_a_log_of_powershell(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_bytes(f"step 1\r\n[rank3]: {OOM}\r\n".encode("utf-16"))
+    found = diagnose_logs([tmp_path / "train.log"])
+    assert found is not None
+    assert (found.name, found.rank, found.error) == ("cuda-out-of-memory", 3, OOM)
 
 
 def test_loops_of_skipped_steps() -> None:

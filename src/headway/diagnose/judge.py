@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _OVERFLOW = re.compile(
     r"OVERFLOW!.*Skipping step|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*nan", re.I
 )
 _OTHER = "no known pattern: the error's own words say what happened"
+_NAMED = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
 _LOOP = 5  # skipped or non-finite steps in a row
 
 
@@ -147,6 +148,7 @@ def _rank_of(first: _Seen, root: int | None, lines: Sequence[Line]) -> int | Non
 
 def _errors(lines: Sequence[Line]) -> list[_Seen]:
     found: list[_Seen] = []
+    ends = set(_ends_of_tracebacks(lines))
     for order, line in enumerate(lines):
         text = line.text.strip()
         if not text or LAUNCHERS_OWN.search(text):
@@ -156,13 +158,26 @@ def _errors(lines: Sequence[Line]) -> list[_Seen]:
             signature, match = known
             cause, fix = signature.words(match)
             found.append(_Seen(line, signature.strength, signature.name, cause, fix, order))
-        elif (match := EXCEPTION.match(text)) is not None and line.text[:1] not in " \t":
+        elif order in ends or (EXCEPTION.match(text) is not None and line.text[:1] not in " \t"):
             below = lines[order + 1].text if order + 1 < len(lines) else ""
             if _may_be_error(below) and recognise(below) is not None:
                 continue  # a heading: what it heads is the error
             fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
             found.append(_Seen(line, "strong", "other", _OTHER, fix, order))
     return _without_chains(found, lines)
+
+
+def _ends_of_tracebacks(lines: Sequence[Line]) -> Iterator[int]:
+    """The line that closes each traceback, whatever the exception's name: `AssertionError`, `mine.BadBatch: row 7`."""
+    begun: set[tuple[str, int | None, str]] = set()
+    for order, line in enumerate(lines):
+        stream = (line.file, line.rank, line.host)
+        if line.text.startswith("Traceback (most recent call last)"):
+            begun.add(stream)
+        elif stream in begun and line.text.strip() and line.text[:1] not in " \t":
+            begun.discard(stream)
+            if _NAMED.match(line.text):
+                yield order
 
 
 def _own_fix(lines: Sequence[Line], order: int) -> str:

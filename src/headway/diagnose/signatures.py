@@ -142,7 +142,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "torn-checkpoint",
         r"PytorchStreamReader failed|failed finding central directory|SafetensorError|incomplete metadata"
         r"|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|pickle data was truncated|invalid load key"
-        r"|EOFError: Ran out of input|unexpected EOF|not a complete checkpoint|has another size|checksum",
+        r"|EOFError: Ran out of input|unexpected EOF|not a complete checkpoint|has another size"
+        r"|checksum (?:mismatch|error|failed|differs|does not match)|has checksum \w+, \w+ was written",
         "a checkpoint or weights file is cut short or damaged: its writing was interrupted, or a copy was",
         "headway resume takes the newest complete checkpoint by itself; for a downloaded file: delete it and fetch "
         "it again",
@@ -202,7 +203,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "not-finite",
         r"Current loss scale already at minimum|\bDiverged\b|loss or gradients? (?:stayed|were|are) (?:non-?"
         r"|not )finite"
-        r"|non-finite (?:loss|gradient)|loss is (?:nan|inf)|(?:nan|inf)(?:s)? (?:in|detected)",
+        r"|non-finite (?:loss|gradient)|loss is (?:nan|inf)\b|\b(?:nan|inf)s? (?:in|detected)\b",
         "loss or gradients stayed NaN or infinite",
         "lower optimizer.lr or a longer optimizer.warmup; optimizer.clip=1.0; bf16 or fp32 in place of fp16 "
         "(train.precision); then headway resume from the last good checkpoint",
@@ -222,9 +223,27 @@ SIGNATURES: tuple[Signature, ...] = (
         "fewer data.workers, or more memory; dmesg -T | grep -i 'killed process'",
     ),
     _sign(
+        "time-limit",
+        r"DUE TO TIME LIMIT|\bDeadlineExceeded\b|activeDeadlineSeconds",
+        "the scheduler's time limit ended the job",
+        "headway resume goes on from the last checkpoint; train.stop_after a little below the limit saves before it",
+    ),
+    _sign(
+        "preempted",
+        r"DUE TO PREEMPTION|\bPreempting\b|reason: Preempted|\bPreemptionByScheduler\b|spot instance \w* ?interruption",
+        "the job was preempted: its machines went to another",
+        "headway resume goes on from the last checkpoint; let the scheduler requeue it, with notice before the end",
+    ),
+    _sign(
+        "node-failed",
+        r"DUE TO NODE FAILURE|\bNODE_FAIL\b|NodeNotReady|node .{1,80} (?:is|became) unreachable",
+        "a host failed under the job",
+        "leave that host out (sbatch --exclude=HOST), see headway doctor --hostfile FILE, then headway resume",
+    ),
+    _sign(
         "killed",
         r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by SIGKILL"
-        r"|^(?:\S+: line \d+:\s+\d+ )?Killed\b|return code 137|exit code:? 137",
+        r"|^(?:\S+: line \d+:\s+\d+ Killed\b|Killed(?:\s+\S*python.*)?$)|return code 137|exit code:? 137",
         "the rank was killed from outside (SIGKILL): the kernel does so where the host's memory runs out",
         "dmesg -T | grep -i 'killed process' says whether it was memory; if so: fewer data.workers, no offload, a "
         "smaller "
@@ -238,7 +257,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _sign(
         "peer-lost",
-        r"connection (?:was )?(?:closed|reset|aborted)|broken pipe|recvvalue failed|sendBytes failed"
+        r"connection (?:was )?(?:closed|reset|aborted)|broken pipe\b|recvvalue failed|sendBytes failed"
         r"|remote process exited"
         r"|NCCL communicator was aborted|ncclRemoteError|peer closed|Connection closed by|heartbeat monitor",
         "another rank ended first; this is only its echo",

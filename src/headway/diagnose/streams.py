@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,20 +15,29 @@ _FILE = (
     re.compile(r"rank[-_]?(\d+)"),  # rank-3.log
     re.compile(r"/(\d+)/std(?:err|out)\.log$"),  # torchrun --log-dir
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_BEGINS = r"(?=\[|Traceback|  File| |\w+Error|ERROR|RuntimeError)"
 # Outermost first: what stands before a line, and may be cut off.
 _PREFIX = (
+    # docker and kubectl logs --timestamps; a container runtime's own file says the stream as well
+    re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"),
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) [\w.@-]+(?:\[\d+\])?: "),  # journalctl
+    re.compile(r"^\[pod/(?P<host>[^/\]]+)/[^\]]+\] "),  # kubectl logs --prefix
+    re.compile(r"^(?P<host>[\w.-]+-\d+) +\| "),  # docker compose
+    re.compile(r"^\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
     re.compile(r"^\[(?:default|[\w.-]*?)(?P<rank>\d+)\]:\s?"),  # torchrun --tee: [default3]: , newer ones [trainer3]:
     re.compile(r"^\[rank(?P<rank>\d+)\]:\s?", re.IGNORECASE),
     re.compile(r"^\s*(?P<rank>\d+): "),  # srun --label
     re.compile(r"^\((?:[\w ]+)pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s"),  # ray
     re.compile(
-        r"^(?!\w*(?:Error|Exception|Warning): )(?P<host>[A-Za-z][\w-]*(?:\.[\w-]+)*): "
-        r"(?=\[|Traceback|  File| |\w+Error|ERROR|RuntimeError)"
+        r"^(?!\w*(?:Error|Exception|Warning): )(?P<host>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3}): "
+        + _BEGINS
     ),  # pdsh
 )
 _INSIDE = re.compile(r"\[(?:PG[^\]]*? )?Rank (?P<rank>\d+)\]")
 _TIMES = (
     re.compile(r"\[[EWIF](?P<month>\d\d)?(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?)"),  # glog
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d (?P<clock>\d\d:\d\d:\d\d) "),
     re.compile(r"\d{4}-\d\d-\d\d[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"),
 )
 
@@ -60,14 +70,16 @@ def _text(path: Path) -> str:
         if size > 2 * _MOST_BYTES:
             file.seek(size - _MOST_BYTES)
         content += file.read(_MOST_BYTES)
-    return content.decode("utf-8", errors="replace")
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's `> train.log`
+    return content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
 def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
     """One raw line: its rank, its host and its time, as far as it says them."""
-    text, host = raw.rstrip("\r"), ""
+    raw = _COLOURS.sub("", raw.rstrip("\r"))
+    text, host = raw, ""
     rank: int | None = None
-    for _ in range(3):
+    for _ in range(4):
         for form in _PREFIX:
             if match := form.match(text):
                 groups = match.groupdict()
@@ -81,7 +93,7 @@ def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
     rank = of_file if rank is None else rank
     if rank is None and (inside := _INSIDE.search(text)):
         rank = int(inside["rank"])
-    return Line(file, number, text, rank, host, _time(text))
+    return Line(file, number, text, rank, host, _time(raw))
 
 
 def _time(text: str) -> float | None:
