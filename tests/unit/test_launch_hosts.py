@@ -71,11 +71,32 @@ def test_users_ports_and_addresses(text: str, host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a b@c", "node1:", "node1:70000", "[node1]:22", "$(reboot)", "-oProxyCommand=x", "a/b"]
+    "text",
+    [
+        *("", "a b@c", "node1:", "node1:70000", "[node1]:22", "$(reboot)", "-oProxyCommand=x", "a/b"),
+        *("12345::1", "999.1.1.1", "1.2.3", "fe80::1%$(reboot)", "a..b", "node1:\u00b2", "::::"),
+    ],
 )
 def test_what_is_no_host(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no|no IPv6"):
         parse_host(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n1 slots=1\nN1 slots=1",
+        "n1 slots=1\nme@n1.:22 slots=1",
+        "fe80::1 slots=1\n[FE80:0::1] slots=1",
+        "n1 slots=\u0664",  # a digit, though none that DeepSpeed or ssh reads
+        "n1 slots=99999999999999999999",
+        "n1\tslots=4 max_slots=8",
+    ],
+)
+def test_one_host_in_two_writings_and_numbers_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hostfile(text, "hosts")
+    assert [problem.where for problem in caught.value.problems] == [f"hosts:{text.count(chr(10)) + 1}"]
 
 
 def test_lnc_09_node_lists() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import ConfigError, Problem, UserError
 
-_SLOTS = re.compile(r"slots=(\d+)")
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_IPV6 = re.compile(r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(?:%\w+)?")
+_SLOTS = re.compile(r"slots=([0-9]+)")
+_MOST_SLOTS = 4096  # more processes than any host has devices or cores
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_ZONE = re.compile(r"[A-Za-z0-9][\w.-]*")
+_LOOKS_IPV4 = re.compile(r"[0-9.]*\.[0-9.]*")
 _FIX = "NAME slots=N, as in: node1 slots=4"
 
 
@@ -57,10 +61,11 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
         except ValueError as error:
             problems.append(Problem("hostfile", str(error), raw.strip(), _FIX, place))
             continue
-        if host.name in lines:
-            rule = f"{host.name} stands on line {lines[host.name]} already"
+        one = _same(host.name)
+        if one in lines:
+            rule = f"{host.name} stands on line {lines[one]} already"
             problems.append(Problem("hostfile", rule, raw.strip(), "one line a host, with all its slots", place))
-        lines.setdefault(host.name, number)
+        lines.setdefault(one, number)
         hosts.append(host)
     if not hosts and not problems:
         problems.append(Problem("hostfile", "names no host", fix=_FIX, where=where))
@@ -77,15 +82,35 @@ def parse_host(text: str) -> Host:
     name, port = rest, ""
     if match := re.fullmatch(r"\[([^\]]+)\](?::(.*))?", rest):
         name, port = match[1], match[2] or ""
-        if not _IPV6.fullmatch(name):
+        if not _is_address(name, 6):
             raise ValueError(f"{name!r} in brackets is no IPv6 address")
     elif rest.count(":") == 1:
         name, _, port = rest.partition(":")
-    if not (_NAME.fullmatch(name) or (":" in name and _IPV6.fullmatch(name))):
+    known = _is_address(name, 6) if ":" in name else _NAME.fullmatch(name) is not None
+    if not known or (_LOOKS_IPV4.fullmatch(name) and not _is_address(name, 4)):
         raise ValueError(f"{name!r} is no host's name or address")
-    if (port or rest.endswith(":")) and not (port.isdigit() and 1 <= int(port) <= 65535):
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) < 9 else 0
+    if (port or rest.endswith(":")) and not 1 <= number <= 65535:
         raise ValueError(f"{port!r} is no port: 1 to 65535")
-    return Host(name, user=user, port=int(port) if port else None)
+    return Host(name, user=user, port=number or None)
+
+
+def _is_address(text: str, version: int) -> bool:
+    """An IP address of this version; of IPv6 a zone may follow: fe80::1%eth0."""
+    bare, mark, zone = text.partition("%")
+    try:
+        known = ipaddress.ip_address(bare).version == version
+    except ValueError:
+        return False
+    return known and (not mark or (version == 6 and _ZONE.fullmatch(zone) is not None))
+
+
+def _same(name: str) -> str:
+    """Equal for two writings of one name or address."""
+    bare, mark, zone = name.partition("%")
+    if ":" in bare:
+        return f"{ipaddress.ip_address(bare)}{mark}{zone}"
+    return name.casefold().removesuffix(".")
 
 
 def _host(words: list[str]) -> Host:
@@ -97,6 +122,6 @@ def _host(words: list[str]) -> Host:
     match = _SLOTS.fullmatch(words[1])
     if match is None:
         raise ValueError(f"{words[1]!r} is not slots=N")
-    if int(match[1]) < 1:
-        raise ValueError("slots must be at least 1")
+    if not 1 <= int(match[1]) <= _MOST_SLOTS:
+        raise ValueError(f"slots must be at least 1 and at most {_MOST_SLOTS}")
     return Host(host.name, int(match[1]), host.user, host.port)
