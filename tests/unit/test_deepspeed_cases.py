@@ -291,3 +291,14 @@ def test_every_valid_file_makes_a_run_and_nothing_auto_is_left(name: str, tmp_pa
     assert "auto" not in json.dumps(config)
     assert config["train_batch_size"] % 2 == 0
     assert config["zero_optimization"]["stage"] == VALID[name].get("zero_optimization", {}).get("stage", 0)
+
+
+@pytest.mark.parametrize(("name", "says"), [("dss.json", "did you mean ds.json"), (".", "names a folder")])
+def test_a_json_that_is_not_there_or_is_a_folder(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text("{}")
+    data = {"strategy": {"kind": "deepspeed", "config": name}}
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(data, base=tmp_path, overrides=())
+    (problem,) = caught.value.problems
+    assert problem.key == "strategy.config"
+    assert says in f"{problem.rule} {problem.fix}"

@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Amount):
         return write_amount(value)
     if isinstance(value, BaseModel):
-        return {name: item for name, item in value.model_dump(mode="json").items() if item is not None}
+        return {name: item for name, item in value.model_dump(mode="json").items() if item is not None} or None
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -171,11 +171,15 @@ def _deepspeed_json(data: dict[str, Any], base: Path, text: str | None, origins:
     if not isinstance(named, str) or kind not in ("deepspeed", None):  # with another kind a rule refuses it
         return None
     path = base / named
+    where = origins.of(("strategy", "config"))
+    if text is None and path.is_dir():
+        rule, fix = f"names a folder, not a DeepSpeed JSON: {path}", "name the JSON in it"
+        raise ConfigError(problems=[Problem("strategy.config", rule, named, fix, where)])
     if text is None and not path.exists():
         near = get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.json")], n=1)
         fix = f"did you mean {near[0]}?" if near else "give its path from the run file's folder"
         rule = f"names a DeepSpeed JSON that is not there: {path}"
-        raise ConfigError(problems=[Problem("strategy.config", rule, named, fix, origins.of(("strategy", "config")))])
+        raise ConfigError(problems=[Problem("strategy.config", rule, named, fix, where)])
     return read_deepspeed_json(read_text(path) if text is None else text, path.name)
 
 
