@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from fakes import netns
+from headway.check import hosts as hosts_module
 from headway.check.hosts import HostsRequest, examine_hosts
 from headway.check.report import Report, Verdict
+from headway.errors import UserError
 from headway.launch.hostfile import Host
 
 pytestmark = pytest.mark.faults
@@ -107,3 +109,26 @@ def test_other_versions_and_another_clock(hosts: netns.Rig, tmp_path: Path, monk
     assert found["drift-torch-of-test"].evidence == "one: 2.13.0, two: 2.12.1"
     assert found["drift-torch-of-test"].fix == "ssh two python -m pip install torch-of-test==2.13.0"
     assert "one   2.13.0" in found["drift"].evidence
+
+
+def test_every_far_side_is_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads nothing and has a child of its own, and a host whose start fails after it."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\nsleep 99 & echo $$ $! >> $PIDS\nsleep 99\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    monkeypatch.setattr(hosts_module, "_ANSWER_SECONDS", 0.5)
+    report = examine_hosts(HostsRequest([Host("one"), Host("two")]))
+    assert [verdict.name for verdict in report.verdicts if verdict.level == "red"] == ["ssh", "ssh"]
+    started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(started) == 4
+    assert [pid for pid in started if _runs(pid)] == []
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="there is no ssh here"):
+        examine_hosts(HostsRequest([Host("one")]))
+
+
+def _runs(pid: int) -> bool:
+    """Whether it lives; one that is dead and not yet reaped by init does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from headway.check.report import Report, Verdict, green, red, yellow
+from headway.errors import UserError
 from headway.launch.hostfile import Host
 from headway.launch.remote import remote_command, ssh_command
 
@@ -41,6 +44,9 @@ class HostsRequest:
     all_reduce: bool = False
     floor_gigabit: float = 1.0
     packages: Sequence[str] = PACKAGES
+
+
+_Variables = dict[str, str] | None
 
 
 @dataclass
@@ -86,12 +92,13 @@ class _Far:
         except queue.Empty:
             return None
 
-    def end(self) -> None:
-        self.ask("\n")
-        try:
-            self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+    def end(self, by: float) -> None:
+        """It was asked to end: killed at the time `by`, with what it has started (ssh's helpers too), and reaped."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, by - time.monotonic()))
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         for reader in self._readers:
             reader.join(1)
@@ -101,11 +108,27 @@ class _Far:
                     pipe.close()
 
 
+@contextlib.contextmanager
+def _begun(request: HostsRequest, variables: Sequence[_Variables]) -> Iterator[list[_Far]]:
+    """A program on each host. All are ended together, also where one of them could not be started."""
+    far: list[_Far] = []
+    try:
+        for host, environment in zip(request.hosts, variables, strict=True):
+            far.append(_start(host, request, environment))
+        yield far
+    finally:
+        for one in far:
+            one.ask("\n")
+        by = time.monotonic() + 1.0
+        with contextlib.ExitStack() as stack:  # each, also where another's end fails
+            for one in far:
+                stack.callback(one.end, by)
+
+
 def examine_hosts(request: HostsRequest) -> Report:
     """Every verdict over these hosts; one that does not answer is a verdict, not a wait."""
     program = Path(__file__).with_name("far_side.py").read_text(encoding="utf-8")
-    far = [_start(host, request, program) for host in request.hosts]
-    try:
+    with _begun(request, [None] * len(request.hosts)) as far:
         asked = {"packages": list(request.packages), "port": request.port, "code": request.code, "data": request.data}
         with ThreadPoolExecutor(max(1, len(far))) as pool:
             list(pool.map(lambda one: _introduce(one, program, asked), far))
@@ -113,26 +136,28 @@ def examine_hosts(request: HostsRequest) -> Report:
             names = [one.host.name for one in there]
             list(pool.map(lambda one: _meet(one, names), there))
             found = [*_reachable(far), *_alike(there), _clocks(there), *_ports(there, request.port)]
-    finally:
-        for one in far:
-            one.end()
     if request.all_reduce and len(there) == len(far):
         found.append(_all_reduce(request))
     return Report(tuple(found))
 
 
-def _start(host: Host, request: HostsRequest, program: str, environment: dict[str, str] | None = None) -> _Far:
+def _start(host: Host, request: HostsRequest, environment: _Variables) -> _Far:
     here = shlex.quote(sys.executable)
     inner = f'if [ -x {here} ]; then exec {here} -u -c "$0"; else exec python3 -u -c "$0"; fi'
     line = remote_command(["sh", "-c", inner, _START], environment)
-    process = subprocess.Popen(
-        ssh_command(host, line, request.ssh),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            ssh_command(host, line, request.ssh),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            "hosts are asked by ssh, and there is no ssh here", fix="apt-get install openssh-client"
+        ) from error
     return _Far(host, process, time.time())
 
 
@@ -242,17 +267,11 @@ def _all_reduce(request: HostsRequest) -> Verdict:
     program = Path(__file__).with_name("far_reduce.py").read_text(encoding="utf-8")
     hosts = list(request.hosts)
     base = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": str(request.port), "WORLD_SIZE": str(len(hosts))}
-    far = [
-        _start(host, request, program, base | {"RANK": str(rank), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"})
-        for rank, host in enumerate(hosts)
-    ]
-    try:
+    base |= {"LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+    with _begun(request, [base | {"RANK": str(rank)} for rank in range(len(hosts))]) as far:
         for one in far:
             one.ask(f"{len(program)}\n{program}")
         answer = far[0].answer(_REDUCE_SECONDS)
-    finally:
-        for one in far:
-            one.end()
     if answer is None:
         words = [one.errors[-1] for one in far if one.errors]
         fix = "set NCCL_SOCKET_IFNAME (or GLOO_SOCKET_IFNAME) to the interface that routes to the peers"

@@ -11,7 +11,18 @@ from headway.check.scripts.names import Names
 
 Side = Literal["first", "others"]
 
-RANKS = {"rank", "local_rank", "global_rank", "world_rank", "proc_rank", "process_index", "local_process_index"}
+RANKS = {
+    "rank",
+    "ddp_rank",
+    "ddp_local_rank",
+    "dist_rank",
+    "local_rank",
+    "global_rank",
+    "world_rank",
+    "proc_rank",
+    "process_index",
+    "local_process_index",
+}
 _RANK_CALLS = {"get_rank", "get_local_rank", "get_global_rank", "get_world_rank", "get_node_local_rank"}
 _VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK"}
 # Owners whose `rank` is the width of a matrix.
