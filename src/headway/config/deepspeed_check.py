@@ -167,12 +167,12 @@ class _Walk:
 
     def _of_another_type(self, path: Path) -> tuple[str, None, str] | None:
         """A parameter of another optimizer or scheduler than the one that is named."""
-        takers = {
+        every: dict[Path, dict[str, dict[str, Key]]] = {
             ("optimizer", "params"): {kind: known.params for kind, known in table.OPTIMIZERS.items()},
             ("scheduler", "params"): {kind: params for kind, (_, params) in table.SCHEDULERS.items()},
-        }.get(path[:-1], {})
+        }
         named = self._types.get(path[0], "")
-        others = [kind for kind, params in takers.items() if path[-1] in params]
+        others = [kind for kind, params in every.get(path[:-1], {}).items() if path[-1] in params]
         if not others or not named:
             return None
         fix = "remove it: the peak is optimizer.params.lr" if path[-1] == "warmup_max_lr" else "remove it"
@@ -254,7 +254,7 @@ def _nearest(name: str, known: list[str], cutoff: float = 0.6) -> str:
 
 
 def _place(home: Path) -> str:
-    return dotted(home) if len(home) > 1 else f"the top level, beside zero_optimization: {home[0]}"
+    return dotted(home) if len(home) > 1 else f"the top level, beside zero_optimization: {dotted(home)}"
 
 
 def _example(path: Path, fields: Fields) -> str:
@@ -303,7 +303,8 @@ def _converted(kind: str, value: Any) -> Any:
     if kind == "betas":
         return _betas(value)
     if kind == "list" and isinstance(value, list):
-        return value if all(isinstance(item, str) for item in cast("list[Any]", value)) else _WRONG
+        items = cast("list[Any]", value)
+        return items if all(isinstance(item, str) for item in items) else _WRONG
     wanted = {"int": int, "float": int | float, "text": str, "mapping": dict}.get(kind)
     if wanted is None or not isinstance(value, wanted):
         return _WRONG

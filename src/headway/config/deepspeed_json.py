@@ -372,7 +372,7 @@ class _Translation:
         """Features that Headway does not drive: fine where they are off."""
         for name, what in meaning.OTHER_DRIVERS.items():
             value = self.judged.values.pop((name,), None)
-            inside = self._drop((name,))
+            inside: dict[Path, Any] = self._drop((name,))
             if isinstance(value, dict):
                 inside = {(name, key): item for key, item in cast("dict[str, Any]", value).items()}
             if (name,) not in self.judged.written:

@@ -114,7 +114,10 @@ class _Reader(ast.NodeVisitor):
     def visit_FunctionDef(self, node: _Function) -> None:
         if self.function is not None:
             return  # defined here, and called elsewhere
-        kept, self.sides = self.sides, ["first"] if _is_for_the_first(node) else []
+        kept, only = self.sides, _is_for_the_first(node)
+        self.sides = []
+        if only:
+            self.sides.append("first")
         self.block(node.body)
         self.sides = kept
 
