@@ -56,6 +56,7 @@ CASES = [
     (["task.loss_on=user"], "task.loss_on", "must be 'assistant' or 'all'"),
     (["task={kind: instruction, class_weights: balanced}"], "task.class_weights", "no effect with task: instruction"),
     (["task={kind: instruction, options: {a: 1}}"], "task.options", "of a task of your own"),
+    (["task=instruction", "data.encoder=tokie"], "data.encoder", "no effect with task: instruction"),
     (["task={kind: preference, label_smoothing: 0.5}"], "task.label_smoothing", "must be below 0.5"),
     (["task.beta=0.2"], "task.beta", "no effect with task: causal_lm"),
     (["task=preference", "data.packing=true"], "data.packing", "each pair stands alone"),

@@ -134,6 +134,11 @@ def test_the_shape_is_shown_and_can_be_set(tmp_path: Path, tokenizer: Path) -> N
         ({"messages": [{"content": "x"}]}, "has no 'role' in message 1; that one's keys: 'content'"),
         ({"messages": [turn("user", "x"), {"role": "assistant"}]}, r"has no 'content' in message 2 \(assistant\)"),
         ({"messages": [{"role": "user", "content": 5}]}, "holds int as the 'content' of message 1"),
+        ({"messages": None}, "holds null as 'messages'"),
+        ({"messages": [turn("Assistant", "x")]}, "has the role 'Assistant' in message 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "has a part of type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has a part without text in message 1"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "has a part without text in message 1"),
         ({"messages": [turn("user", "x")], "tools": "{"}, "holds text as 'tools' that is not JSON"),
         ({"messages": [turn("user", "x")], "tools": {"a": 1}}, "holds dict as 'tools', not a list of JSON schemas"),
     ],
@@ -151,6 +156,12 @@ def test_chats_are_read_in_their_several_forms() -> None:
     shared = read_chat({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]})
     assert list(shared.messages) == [turn("user", "x"), turn("assistant", "y")]
     assert read_chat({"messages": [turn("user", "x")], "tools": []}).tools is None
+    for record in (  # as written by others: in parts, as JSON text, ShareGPT's words under the other name
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}, turn("assistant", "y")]},
+        {"messages": json.dumps([turn("user", "x"), turn("assistant", "y")])},
+        {"messages": [{"from": "Human", "value": "x"}, {"from": "model", "value": "y"}]},
+    ):
+        assert read_chat(record).messages == shared.messages
 
 
 def test_pairs_and_labels() -> None:
@@ -160,9 +171,15 @@ def test_pairs_and_labels() -> None:
         read_pair({"prompt": "a", "response": " \n"})
     with pytest.raises(BadRecord, match="holds list as 'prompt', not text"):
         read_pair({"prompt": ["a"], "response": "b"})
+    alpaca = {"instruction": "add", "input": "1 2", "output": "3"}
+    assert read_pair(alpaca) == ("add\n\n1 2", "3")
+    assert read_pair(alpaca | {"input": ""}) == read_pair({"instruction": "add", "output": "3"}) == ("add", "3")
     assert read_label({"text": "a", "label": 3}, Keys()) == ("a", "3")
     assert read_label({"body": "a", "class": "x"}, Keys("body", "class")) == ("a", "x")
-    for label, said in ((None, "has no 'label'"), (True, "holds bool"), (["x"], "holds a list"), (1.5, "holds float")):
+    for label, name in ((True, "true"), (2.0, "2"), (" x ", "x")):
+        assert read_label({"text": "a", "label": label}, Keys()) == ("a", name)
+    wrong: list[tuple[Any, str]] = [(None, "has nothing as 'label'"), (["x"], "holds a list"), (1.5, "holds float")]
+    for label, said in [*wrong, ({"x": 1}, "holds dict"), (" ", "holds str")]:
         with pytest.raises(BadRecord, match=said):
             read_label({"text": "a", "label": label}, Keys())
 
@@ -189,3 +206,130 @@ def test_a_tokenizer_is_trained_on_the_words_of_chats(tmp_path: Path) -> None:
     ((_, source),) = text.open()
     words = [item.text for item in source.documents(source.shards()[0]) if isinstance(item, Document)]
     assert words[1] == "the lantern under the stone?\nnobody walked.\nquietly\nthe morning light\nof the sea"
+
+
+def test_records_as_others_write_them_are_read(tmp_path: Path, tokenizer: Path) -> None:
+    """Their words are those of the plain form, so the tokens are too."""
+    plain = {"messages": [turn("user", "the sea?"), turn("assistant", "grey")]}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "the sea?"}]}, plain["messages"][1]]}
+    alike = [
+        parts,
+        {"messages": json.dumps(plain["messages"])},
+        {"conversations": [{"from": "human", "value": "the sea?"}, {"from": "gpt", "value": "grey"}]},
+        {"prompt": "the sea?", "completion": "grey"},
+        {"instruction": "the sea?", "input": "", "output": "grey"},
+    ]
+    wanted = built(tmp_path, tokenizer, [plain] * 2, "instruction").manifest.hash
+    for record in alike:
+        assert built(tmp_path, tokenizer, [record] * 2, "instruction").manifest.hash == wanted, record
+
+
+@pytest.mark.parametrize(
+    ("record", "task", "said"),
+    [
+        (
+            {"messages": [turn("user", "x"), turn("assistant", " ")]},
+            "instruction",
+            "has empty answers of the assistant's",
+        ),
+        ({"messages": [turn("user", "x"), turn("bard", "y")]}, "instruction", "its roles: 'user', 'bard'"),
+        (
+            {"messages": [turn("user", "x"), {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}]},
+            "instruction",
+            r"calls a tool \(add\), and the chat template does not write it",
+        ),
+        ({"messages": 5}, "instruction", "holds int as 'messages', not a list of messages"),
+        (
+            {"text": "x", "labels": ["y"]},
+            "classification",
+            "holds texts without 'label'[\\s\\S]*name the label's key with",
+        ),
+        ({"prompt": "x", "chosen": 1, "rejected": "y"}, "preference", "holds int as 'chosen'"),
+        ({"prompt": "x", "chosen": turn("assistant", "y"), "rejected": "z"}, "preference", "holds dict as 'chosen'"),
+        (
+            {"prompt": "x", "chosen": [turn("user", "y"), turn("assistant", "z")], "rejected": "z"},
+            "preference",
+            "goes on behind 'prompt' with a message of the user's in 'chosen'",
+        ),
+    ],
+)
+def test_records_that_would_teach_something_else(
+    tmp_path: Path, tokenizer: Path, record: dict[str, Any], task: str, said: str
+) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        built(tmp_path, tokenizer, [record], task)
+    assert "a.jsonl:1" in str(caught.value)
+
+
+def test_what_is_odd_in_a_chat_is_counted(tmp_path: Path, tokenizer: Path) -> None:
+    silent = {"messages": [*CHATS["two turns"]["messages"][:2], turn("user", "x"), turn("assistant", "")]}
+    store = built(
+        tmp_path, tokenizer, [silent, CHATS["one turn"], CHATS["one turn"] | {"tools": [{"name": "f"}]}], "instruction"
+    )
+    assert [note.partition(" documents ")[0::2] for note in store.manifest.notes] == [
+        ("1", "hold an answer of the assistant's without a word: to end at once is learnt there"),
+        ("1", "bring tools, and the chat template does not write them"),
+    ]
+
+
+def test_a_preference_may_repeat_its_prompt(tmp_path: Path, tokenizer: Path) -> None:
+    """As in UltraFeedback: `prompt`, and chats that begin with it."""
+    whole = {name: [turn("user", "the sea?"), turn("assistant", name)] for name in ("chosen", "rejected")}
+    apart = {"prompt": "the sea?", "chosen": "chosen", "rejected": "rejected"}
+    stores = [
+        built(tmp_path, tokenizer, [each], "preference") for each in (whole, apart, whole | {"prompt": "the sea?"})
+    ]
+    assert len({store.manifest.hash for store in stores}) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'[{"text": "x"}]', r"write one object a line, for example jq -c '\.\[\]' a\.jsonl"),
+        ('{"text": "x"}\n'.encode("utf-16"), "is UTF-16 or UTF-32[\\s\\S]*iconv -f utf-16"),
+    ],
+)
+def test_files_that_are_no_json_lines_say_how_to_make_them(
+    tmp_path: Path, tokenizer: Path, raw: bytes, said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(raw)
+    request = StoreRequest((SourceConfig(paths=("a.jsonl",)),), None, tokenizer, Path("cache"), tmp_path)
+    with pytest.raises(DataError, match=said):
+        build_store(request)
+
+
+@pytest.mark.parametrize(
+    ("raw", "options", "said"),
+    [
+        ("text;label\na;b\n", {}, r'has one column, \'text;label\'[\s\S]*options.delimiter: ";"'),
+        ("text\tlabel\na\tb\n", {}, r'options.delimiter: "\\t"'),
+        ("text,label,label\na,b,c\n", {}, "names the column 'label' twice"),
+        ("text,label\na,b\nc, d,b\n", {}, r"a\.csv:3: data\.train: has 3 fields, and the header 2"),
+        ('text,label\na,b\n"c,b\nd,b\n', {}, r"a\.csv:3: [\s\S]*a quote is opened there and never closed"),
+        ("text,label\na\nb,c\n", {}, "has nothing as 'label'"),
+        ("text,label\na,b\n", {"delimiter": "::"}, "must be one character between two fields"),
+        ("text,label\na,b\n", {"delimiter": 3}, "must be one character between two fields"),
+    ],
+)
+def test_csv_that_would_be_read_otherwise(
+    tmp_path: Path, tokenizer: Path, raw: str, options: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "a.csv").write_text(raw)
+    config = SourceConfig(paths=("a.csv",), options=options)
+    reading = Reading("classification")
+    with pytest.raises(DataError, match=said):
+        build_store(StoreRequest((config,), None, tokenizer, Path("cache"), tmp_path, reading=reading))
+
+
+def test_csv_with_spaces_blank_lines_and_lists(tmp_path: Path, tokenizer: Path) -> None:
+    for name, raw, labels in (
+        ("a.csv", '\ufefftext, label\r\n\r\n"a ""b""\nc", pos\r\nd,neg \r\n', ("neg", "pos")),
+        ("b.csv", 'text,label\na,"[""x"", ""y""]"\nb,[]\n', ("x", "y")),
+    ):
+        (tmp_path / name).write_text(raw, newline="")
+        request = StoreRequest(
+            (SourceConfig(paths=(name,)),), None, tokenizer, Path("cache"), tmp_path, reading=Reading("classification")
+        )
+        store = TokenStore(build_store(request))
+        assert store.manifest.labels == labels
+        assert store.manifest.train.documents == 2

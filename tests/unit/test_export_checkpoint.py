@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,26 @@ def test_empty_and_long_prompts(export: Export, prompt: str) -> None:
 def test_a_folder_without_a_model_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="cannot be loaded"):
         generate(tmp_path, "w5")
+
+
+def test_a_chat_model_of_others_is_asked_by_its_own_template(export: Export) -> None:
+    """A folder without Headway's record, as a hub's: transformers' own answer to the rendered question."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from headway.export.asked import task_of
+
+    export.write()
+    (export.folder / "headway.json").unlink()
+    assert task_of(export.folder) == "causal_lm"
+    (export.folder / "chat_template.jinja").write_text("{% for m in messages %}w7 w7 {{ m.content }} w9{% endfor %}")
+    assert task_of(export.folder) == "instruction"
+    tokenizer = AutoTokenizer.from_pretrained(export.folder)
+    model = AutoModelForCausalLM.from_pretrained(export.folder)
+    ids = torch.tensor([tokenizer("w7 w7 w5 w9", add_special_tokens=False)["input_ids"]])
+    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    said = generate(export.folder, "w5", max_tokens=6, temperature=0)
+    assert said == tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
+    assert said != generate(export.folder, "w5", max_tokens=6, temperature=0, rendered=True)
+    config = json.loads((export.folder / "config.json").read_text())
+    (export.folder / "config.json").write_text(json.dumps(config | {"architectures": ["XForSequenceClassification"]}))
+    assert task_of(export.folder) == "classification"

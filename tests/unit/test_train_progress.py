@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fakes.plans import LAPTOP, SMALL, plan_of
@@ -64,3 +66,24 @@ def test_counters_outlive_a_checkpoint(plan: Plan) -> None:
     assert before.discarded == 1
     state = TrainingState(before.step, before.position, before.tokens, counters=before.counters())
     assert Progress.from_state(state) == before
+
+
+@pytest.mark.parametrize(
+    ("task", "documents", "shown"), [("causal_lm", 4, True), ("causal_lm", 400, False), ("instruction", 4, False)]
+)
+def test_gzip_is_shown_where_it_says_something(task: str, documents: int, shown: bool) -> None:
+    """Of texts of some length; not of answers of a few words, on which its header is most of what it writes."""
+    from types import SimpleNamespace
+
+    from headway.task.seam import Term, Totals
+    from headway.train.evaluation import held_out_figures
+
+    facts = SimpleNamespace(eval_bytes=20_000, eval_gzip_bytes=9_000, eval_documents=documents)
+    plan: Any = SimpleNamespace(facts=facts, task=SimpleNamespace(kind=task))
+    learnt: Any = SimpleNamespace(metrics=Totals.means, terms={"loss": Term()})
+    figures = held_out_figures(plan, learnt, Totals({"loss": 8000.0}, {"loss": 4000.0}))
+    assert figures["loss"] == 2.0
+    assert figures["bits_per_byte"] == pytest.approx(8000 / 0.6931471805599453 / 20_000)
+    assert ("gzip_bits_per_byte" in figures) is shown
+    if shown:
+        assert figures["gzip_bits_per_byte"] == 3.6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from headway.cli.seam import ExportResult
@@ -54,13 +53,10 @@ def generate(target: Path, prompt: str, max_tokens: int, temperature: float, see
 
 
 def answers(target: Path) -> bool:
-    """Whether a model folder, or a run's export, is of a task that answers: read off its record."""
-    folder = target if _is_model(target) else RunDir(target).export
-    try:
-        task = json.loads((folder / "headway.json").read_text(encoding="utf-8"))["plan"]["task"]["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return task in ("instruction", "preference", "classification")
+    """Whether a model folder, or a run's export, answers a prompt rather than continues it."""
+    from headway.export.asked import ANSWERING, task_of
+
+    return task_of(target if _is_model(target) else RunDir(target).export) in (*ANSWERING, "classification")
 
 
 def _is_model(folder: Path) -> bool:

@@ -263,5 +263,6 @@ def _store_request(loaded: LoadedRun, tokenizer: Path, report: ProgressReporter 
         cache=Path(data.cache).absolute(),
         base=loaded.base,
         workers=None if data.workers == "auto" else data.workers,
+        encoder=data.encoder,
         reading=Reading(task.kind, task.loss_on or "assistant"),
     )

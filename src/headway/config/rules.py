@@ -114,6 +114,12 @@ def _sources(data: DataConfig) -> Iterator[Problem]:
             yield Problem(key, "names no files", fix=fix)
 
 
+def _encoder(data: DataConfig, task: TaskConfig) -> Iterator[Problem]:
+    if data.encoder == "tokie" and task.kind in ("instruction", "preference"):
+        rule = f"has no effect with task: {task.kind}: of chats, the places of their tokens are needed, which it lacks"
+        yield Problem("data.encoder", rule, "tokie", "remove it")
+
+
 def _weights(data: DataConfig) -> Iterator[Problem]:
     """Shares of the windows: of all training sources, or of none."""
     every = {"data.train": data.train, **{f"data.more[{n}]": source for n, source in enumerate(data.more)}}
@@ -336,6 +342,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("model", "train"), _sequence_fits),
     (("data",), _sources),
     (("data",), _weights),
+    (("data", "task"), _encoder),
     (("task",), _task_kind),
     (("task",), _task_options),
     (("task", "data"), _one_text_a_sequence),

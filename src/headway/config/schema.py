@@ -140,6 +140,11 @@ class DataConfig(Section):
     )
     cache: str = Field(default=".headway/data", description="Folder of the token stores.")
     workers: Positive | Auto = Field(default="auto", description="Processes that tokenise; auto: one a core.")
+    encoder: Literal["auto", "tokenizers", "tokie"] = Field(
+        default="auto",
+        description="Library that turns texts into ids. auto: tokie where it is installed (the extra `tokie`) and "
+        "gives the ids of tokenizers on what is compared, else tokenizers. Chats are always encoded by tokenizers.",
+    )
 
 
 class TaskConfig(Section):

@@ -7,11 +7,12 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headway.config.schema import SourceConfig
+from headway.data.accelerated import PACKAGE, REFERENCE, IdsDiffer, is_installed, library_version
 from headway.data.arrays import is_complete
 from headway.data.assemble import assemble, fill_manifest, write_manifest
 from headway.data.crew import run_tasks
@@ -43,7 +44,7 @@ class StoreRequest:
     with tokenizer.json (see prepare_tokenizer). cache: where stores are kept; it and the sources' paths are relative to
     `base`, the run file's folder. workers: processes; None leaves it to the size of the data. seed: of the held-out
     split, not of the run: runs of several seeds are judged on the same documents. min_tokens: shorter documents are
-    left out. reading: what the task makes of the records.
+    left out. reading: what the task makes of the records. encoder: auto, tokenizers or tokie; the ids are the same.
     """
 
     sources: tuple[SourceConfig, ...]
@@ -55,6 +56,7 @@ class StoreRequest:
     seed: int = 0
     min_tokens: int = 1
     reading: Reading = field(default_factory=Reading)
+    encoder: str = "auto"
 
     @property
     def eval_share(self) -> float:
@@ -200,7 +202,15 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
     tasks = share_out(found)
     spec = _spec(request, found, part)
     report.start(sum(task.size_bytes for task in tasks))
-    assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
+    try:
+        assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
+    except IdsDiffer as differ:
+        report.note(f"{PACKAGE} does not give the ids that {REFERENCE} gives ({differ}): encoding with {REFERENCE}")
+        for leftover in part.iterdir():
+            leftover.unlink()
+        spec = replace(spec, library=REFERENCE)
+        report.start(sum(task.size_bytes for task in tasks))
+        assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
     changed = found.raw.changed()
     if changed:
         problems = [Problem("data", "the file changed while it was read", where=path) for path in changed[:20]]
@@ -218,6 +228,7 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
         },
         "settings": found.settings,
         "shapes": list(found.shapes),
+        "library": library_version(spec.library),
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(part, manifest)
@@ -267,4 +278,12 @@ def _spec(request: StoreRequest, found: Survey, part: Path) -> WorkSpec:
         out=str(part.resolve()),
         reading=asdict(request.reading),
         framed=(found.vocabulary.adds_begin, found.vocabulary.adds_end),
+        library=_library(request),
     )
+
+
+def _library(request: StoreRequest) -> str:
+    """What encodes: of chats and preferences, the places of tokens in the text are needed, which tokie does not say."""
+    if request.reading.kind in ("chat", "preference"):
+        return REFERENCE
+    return PACKAGE if request.encoder == PACKAGE or (request.encoder == "auto" and is_installed()) else REFERENCE

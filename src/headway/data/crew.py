@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from headway.data.accelerated import IdsDiffer
 from headway.data.seam import ProgressReporter
 from headway.data.work import Task, TaskResult, Workshop, WorkSpec
 from headway.errors import DataError, HeadwayError
@@ -132,6 +133,8 @@ def _ended(code: int, log: str) -> Exception:
 def _failure(answer: dict[str, Any]) -> Exception:
     if "errno" in answer:
         return OSError(answer["errno"], answer["error"])
+    if answer.get("differs"):
+        return IdsDiffer(answer["error"])
     if answer.get("user"):
         return DataError(answer["error"])
     return HeadwayError(f"a tokenising process failed:\n{answer['error']}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from headway.data.accelerated import by_tokenizers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,11 +70,19 @@ class Encoded:
 class Encoder:
     """Collects texts and encodes them a batch at a time, each document between its begin and end token.
 
-    begin, end: token ids; None: no such token.
+    begin, end: token ids; None: no such token. encode: texts to ids; None: by the tokenizer itself.
     """
 
-    def __init__(self, tokenizer: Tokenizer, begin: int | None, end: int | None, dtype: np.dtype):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        begin: int | None,
+        end: int | None,
+        dtype: np.dtype,
+        encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
+    ):
         self.tokenizer, self.begin, self.end, self.dtype = tokenizer, begin, end, dtype
+        self._encode = encode or partial(by_tokenizers, tokenizer)
         self._parts: list[str] = []
         self._last: list[bool] = []  # whether a part ends its document
         self._characters = 0
@@ -92,7 +103,7 @@ class Encoder:
         self._parts, self._last, self._characters = [], [], 0
         length = 0
         for first, end in _batches(parts):
-            encoded = self.tokenizer.encode_batch_fast(parts[first:end], add_special_tokens=False)
+            encoded = self._encode(parts[first:end])
             tokens: list[int] = []
             ends: list[int] = []
             lengths: list[int] = []
@@ -100,7 +111,7 @@ class Encoder:
                 before = len(tokens)
                 if length == 0 and self.begin is not None:
                     tokens.append(self.begin)
-                tokens.extend(ids.ids)
+                tokens.extend(ids)
                 if is_last and self.end is not None:
                     tokens.append(self.end)
                 length += len(tokens) - before

@@ -167,7 +167,8 @@ def describe_store(store: Path, sequence: int, packing: bool) -> list[str]:
         lines.append(f"{name}: {held}{ratio}")
     total = manifest.train.tokens + manifest.eval.tokens
     speed = format_count(total / max(manifest.seconds, 1e-3))
-    built = f"built in {format_seconds(manifest.seconds)}, {speed} tokens/s; {manifest.hash[:12]} at {store}"
+    by = f" by {manifest.library}" if manifest.library else ""
+    built = f"built in {format_seconds(manifest.seconds)}{by}, {speed} tokens/s; {manifest.hash[:12]} at {store}"
     return [*lines, *store_remarks(store, sequence, packing), built]
 
 

@@ -47,7 +47,7 @@ class Manifest(Part):
     skipped: reason -> count; skipped_at: the first places of each. repaired: documents in which lone surrogates became
     U+FFFD. seconds: what the build took. kind: what a document is. masks: of a chat store, beside each token file, 1
     where a token is learnt. labels: of a labelled store, the names behind the array `label`. shapes: what the first
-    records of each source were.
+    records of each source were. library: what encoded the texts, with its version.
     """
 
     format: int
@@ -72,6 +72,7 @@ class Manifest(Part):
     masks: tuple[ArrayFile, ...] = ()
     labels: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    library: str = ""
 
 
 def content_hash(manifest: dict[str, Any]) -> str:

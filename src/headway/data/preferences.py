@@ -9,6 +9,7 @@ from typing import Any
 from headway.data.shapes import PREFERENCE, BadRecord, Chat, Keys, expected, read_chat
 
 _ANSWERS = ("chosen", "rejected")
+_ASKING = ("system", "user")
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,34 @@ def read_preference(record: Mapping[str, Any]) -> Preference:
         raise BadRecord("no prompt", rule, "add it, or give chosen and rejected as whole lists of messages")
     if given[0] == given[1]:
         raise BadRecord("no preference", "prefers an answer to itself: chosen and rejected are equal")
+    if prompt is not None and _hold_prompt(prompt, given):
+        prompt = None
     asked = [] if prompt is None else _messages(prompt, "prompt", "user")
     chats = [_chat(record, [*asked, *_messages(answer, name, "assistant")]) for name, answer in _named(given)]
     count = len(asked) if prompt is not None else _alike(*chats)
     for name, chat in zip(_ANSWERS, chats, strict=True):
         if len(chat.messages) <= count or chat.messages[-1]["role"] != "assistant":
-            raise BadRecord("no answer", f"{name!r} does not end with a message of the assistant's")
+            rule = f"has no message of the assistant's at the end of {name!r}"
+            raise BadRecord("no answer", rule)
+        first = chat.messages[count]["role"]
+        if prompt is not None and first in _ASKING:
+            rule = f"goes on behind 'prompt' with a message of the {first}'s in {name!r}"
+            raise BadRecord("two prompts", rule, "leave 'prompt' out where the chats hold it, or begin with the answer")
     texts = all(isinstance(part, str) for part in (prompt, *given))
     plain = ((prompt, given[0]), (prompt, given[1])) if texts else None
     return Preference(chats[0], chats[1], count, plain)  # pyright: ignore[reportArgumentType]
+
+
+def _hold_prompt(prompt: Any, given: list[Any]) -> bool:
+    """Whether both answers are whole chats that hold the prompt already, as UltraFeedback's are."""
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return all(
+        isinstance(answer, list | tuple)
+        and isinstance(asked, list | tuple)
+        and bool(asked)
+        and all(message in answer for message in asked)
+        for answer in given
+    )
 
 
 def _named(given: list[Any]) -> zip[tuple[str, Any]]:
@@ -54,10 +74,10 @@ def _named(given: list[Any]) -> zip[tuple[str, Any]]:
 def _messages(given: Any, name: str, role: str) -> list[Any]:
     if isinstance(given, str):
         if role == "assistant" and not given.strip():
-            raise BadRecord("no answer", f"{name!r} is empty")
+            raise BadRecord("no answer", f"has an empty {name!r}")
         return [{"role": role, "content": given}]
     if not isinstance(given, list | tuple) or not given:
-        raise BadRecord("no preference", f"{name!r} must be a text or a list of messages, not {type(given).__name__}")
+        raise BadRecord("no preference", f"holds {type(given).__name__} as {name!r}, not a text or a list of messages")
     return list(given)
 
 
@@ -74,5 +94,5 @@ def _alike(chosen: Chat, rejected: Chat) -> int:
             break
         count += 1
     if not count:
-        raise BadRecord("no prompt", "its two chats do not begin alike: there is no prompt", "give 'prompt' apart")
+        raise BadRecord("no prompt", "has two chats that do not begin alike: there is no prompt", "give 'prompt' apart")
     return count

@@ -17,6 +17,7 @@ from headway.data.shapes import (
     PAIR,
     SETS,
     BadRecord,
+    Chat,
     Keys,
     is_pair,
     pair_as_chat,
@@ -31,6 +32,8 @@ from headway.errors import ModelError, Problem
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SILENT = "hold an answer of the assistant's without a word: to end at once is learnt there"
+NO_TOOLS = "bring tools, and the chat template does not write them"
 SPELT_OUT = "spell out control tokens of the chat in their messages, and are read as these tokens"
 
 
@@ -107,15 +110,14 @@ class ChatReader:
 
     def read(self, document: Document, keys: Keys) -> Prepared | None:
         record, repaired = _mended(document.record or {})
+        remarks: tuple[str, ...] = ()
         if self.template is None:
             rendered = self._plain(record)
         else:
             chat = pair_as_chat(record) if is_pair(record, keys) else read_chat(record)
             rendered = self.template.render_all(chat) if self.loss_on == "all" else self.template.render(chat)
+            remarks = self._checked(chat, rendered)
         spans = rendered.spans
-        if not spans:
-            fix = "task.loss_on: all learns the whole chat"
-            raise BadRecord("nothing to learn", "has no word of the assistant's: nothing of it would be learnt", fix)
         learnt = "".join(rendered.text[first:end] for first, end in spans)
         return Prepared(
             rendered.text,
@@ -124,8 +126,28 @@ class ChatReader:
             spans=spans,
             framed=self.template is None,
             repaired=repaired,
-            remarks=(SPELT_OUT,) if self._spells_out(record) else (),
+            remarks=(*remarks, SPELT_OUT) if self._spells_out(record) else remarks,
         )
+
+    def _checked(self, chat: Chat, rendered: Rendered) -> tuple[str, ...]:
+        """Remarks on what the rendered chat lacks. Raises BadRecord where nothing, or something empty, is learnt."""
+        answers = [message for message in chat.messages if message["role"] == "assistant"]
+        if self.loss_on == "assistant" and not (answers and rendered.spans):
+            roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in chat.messages))
+            rule = f"has no word of the assistant's: nothing of it would be learnt; its roles: {roles}"
+            raise BadRecord("nothing to learn", rule, "task.loss_on: all learns the whole chat")
+        lost = [name for message in answers for name in _called(message) if name not in rendered.text]
+        if lost:
+            rule = f"calls a tool ({lost[0]}), and the chat template does not write it: silence would be learnt"
+            raise BadRecord("tool calls lost", rule, "take a template that writes tool_calls, or write them as content")
+        silent = [message for message in answers if not (message.get("content") or "").strip() and not _called(message)]
+        if self.loss_on == "assistant" and len(silent) == len(answers):
+            raise BadRecord("empty response", "has empty answers of the assistant's only: there is nothing to learn")
+        unread = chat.tools is not None and not any("tools" in text for text in self._templates())
+        return (*((SILENT,) if silent else ()), *((NO_TOOLS,) if unread else ()))
+
+    def _templates(self) -> Collection[str]:
+        return self.template.by_name.values() if self.template else ()
 
     def _plain(self, record: Mapping[str, Any]) -> Rendered:
         prompt, response = read_pair(record)
@@ -148,6 +170,8 @@ class PreferenceReader(ChatReader):
         record, repaired = _mended(document.record or {})
         found = read_preference(record)
         sides = [self._side(found, number) for number in (0, 1)]
+        if sides[0].text == sides[1].text:
+            raise BadRecord("no preference", "has two answers that the chat template writes alike")
         remarks = (SPELT_OUT,) if self._spells_out(record) else ()
         hashed = "\0".join(side.text for side in sides).encode()
         chosen, rejected = (
@@ -169,6 +193,15 @@ class PreferenceReader(ChatReader):
             rule = "has messages of the assistant's whose place in the rendered chat cannot be told"
             raise BadRecord("spans unknown", rule, "one message of the assistant's in each answer")
         return Rendered(rendered.text, rendered.spans[sum(turns[: found.asked]) :])
+
+
+def _called(message: Mapping[str, Any]) -> list[str]:
+    """The names of the tools that a message calls."""
+    calls = message.get("tool_calls")
+    parts = (
+        [call.get("function", call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    )
+    return [part["name"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("name"), str)]
 
 
 def _mended(value: Any) -> tuple[Any, bool]:

@@ -19,6 +19,7 @@ from headway.data.unpacking import TEXT_PER_BYTE, ending, is_compressed, open_un
 from headway.errors import DataError, Problem
 
 JSONL_SHARD_BYTES = 2**20
+_ARRAY_FIX = "the file is one JSON array: write one object a line, for example jq -c '.[]' {name} > NEW.jsonl"
 ROWS_AT_ONCE = 1024  # of a Parquet file
 
 
@@ -119,14 +120,21 @@ class JsonLines(RecordSource):
                     yield self._bad_line(name, before + number, offset, line, record)
                 offset += len(line)
 
+    def undecodable(self, name: str, line: int, offset: int, byte: int, start: bytes = b"") -> Skip:
+        """As other files, but for UTF-16: naming that encoding would be refused, see above."""
+        if start[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return super().undecodable(name, line, offset, byte, start)
+        fix = f"iconv -f utf-16 -t utf-8 {name} > NEW.jsonl"
+        return self.fault(f"{name}:{line}", "not utf-8 text", "is UTF-16 or UTF-32, and JSON lines are UTF-8", fix)
+
     def _bad_line(self, name: str, number: int, offset: int, line: bytes, error: Exception) -> Skip:
         where = f"{name}:{number}"
         if isinstance(error, UnicodeDecodeError):
             start = error.start + len(line) - len(error.object)  # behind a byte order mark
             return self.undecodable(name, number, offset + start, line[start], line[:4])
+        hint = _ARRAY_FIX.format(name=name) if number == 1 and line.lstrip().startswith(b"[") else ""
         if isinstance(error, TypeError):
-            return self.fault(where, "not an object", str(error))
-        hint = "a file that is one JSON array is not JSON lines: write one object a line" if number == 1 else ""
+            return self.fault(where, "not an object", str(error), hint)
         return self.fault(where, "not JSON", f"is not JSON: {error}", hint)
 
 
@@ -164,6 +172,14 @@ class Csv(RecordSource):
 
     option_names = FileSource.option_names | {"delimiter"}
 
+    def __init__(self, config: SourceConfig, base: Path, key: str = "data.train"):
+        super().__init__(config, base, key)
+        delimiter = self.option("delimiter", ",")
+        if not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '\r\n"'):
+            rule = "must be one character between two fields"
+            fix = "for example ';', or \"\\t\" for a tab"
+            raise DataError(problems=[Problem(f"{key}.options.delimiter", rule, delimiter, fix)])
+
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         yield from undamaged(self._rows(shard), shard, self.key)
 
@@ -174,19 +190,49 @@ class Csv(RecordSource):
         # Undecodable bytes become lone surrogates, so that only their own row is lost.
         raw = open_unpacked(path)
         with io.TextIOWrapper(raw, encoding=self.encoding, errors="surrogateescape", newline="") as text:
-            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            rows = csv.reader(text, delimiter=delimiter, strict=True)
+            names: list[str] = []
             while True:
+                begins = rows.line_num + 1
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
-                    yield self.fault(f"{shard}:{rows.line_num}", "not CSV", f"is not CSV: {error}")
+                    open_quote = "unexpected end" in str(error)
+                    hint = "a quote is opened there and never closed: close it, or write it twice" if open_quote else ""
+                    yield self.fault(f"{shard}:{begins}", "not CSV", f"is not CSV: {error}", hint)
                     continue
                 if row is None:
                     return
-                if any("\udc80" <= letter <= "\udcff" for value in row.values() for letter in _escaped(value)):
-                    yield self._undecodable_row(shard, path, rows.line_num)
+                where = f"{shard}:{rows.line_num}"
+                if not row:  # a blank line
                     continue
-                yield f"{shard}:{rows.line_num}", {k: v for k, v in row.items() if isinstance(k, str)}
+                if any("\udc80" <= letter <= "\udcff" for value in row for letter in _escaped(value)):
+                    yield self._undecodable_row(shard, path, rows.line_num)
+                elif not names:
+                    names = self._header(row, shard)
+                elif len(row) > len(names):
+                    rule = f"has {len(row)} fields, and the header {len(names)}"
+                    fix = f"put quotes around fields with {delimiter!r} in them"
+                    yield self.fault(where, "more fields than the header", rule, fix)
+                else:
+                    yield where, dict(zip(names, [*row, *[None] * (len(names) - len(row))], strict=True))
+
+    def _header(self, row: list[str], name: str) -> list[str]:
+        """The names in the first row. Raises DataError where two are alike, or another separator stands in them."""
+        names = [cell.strip() for cell in row]
+        twice = sorted({cell for cell in names if cell and names.count(cell) > 1})
+        other = next((mark for mark in ";\t|," if mark in names[0]), None) if len(names) == 1 else None
+        problem = None
+        if twice:
+            rule = f"names the column {twice[0]!r} twice in its header"
+            problem = Problem(self.key, rule, where=f"{name}:1", fix="rename one of the two")
+        elif other is not None and names[0] != self.config.text_key:
+            rule = f"has one column, {names[0]!r}: its fields are separated by another character"
+            fix = f"{self.key}.options.delimiter: {json.dumps(other)}"
+            problem = Problem(self.key, rule, where=f"{name}:1", fix=fix)
+        if problem is not None:
+            raise DataError(problems=[problem])
+        return names
 
     def _undecodable_row(self, name: str, path: Path, line_number: int) -> Skip:
         """The first bad byte at or before the row's last line, found by reading the file again."""

@@ -20,10 +20,12 @@ LOOKED_AT = 32  # records of a source that its shape is read off
 
 _CHATS = ("messages", "conversations")
 _RESPONSES = ("response", "completion")
+_INSTRUCTION = ("instruction", "input", "output")  # as in Alpaca's data; the input may be absent or empty
 _TOOLS = "tools"
 _PREFERRED = ("prompt", "chosen", "rejected")
-# The words of ShareGPT's conversations.
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+# The words of ShareGPT's conversations, and of the data sets like it.
+_ROLES = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai"), "assistant")}
+_USUAL_ROLES = ("user", "assistant", "system", "tool")
 _WORDS = {
     TEXT: 'records of text, such as {{"{text}": "..."}}',
     MESSAGES: 'chats, such as {{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", ...}}]}}',
@@ -93,14 +95,28 @@ def fitting(record: Record, keys: Keys) -> set[str]:
     if keys.text in record:
         found.add(TEXT)
         if keys.label in record:
-            found.add(SETS if isinstance(record[keys.label], list | tuple) else LABELLED)
-    if any(isinstance(record.get(name), list | tuple) for name in _CHATS):
+            found.add(SETS if isinstance(_listed(record[keys.label]), list | tuple) else LABELLED)
+    if any(isinstance(_listed(record.get(name)), list | tuple) for name in _CHATS):
         found.add(MESSAGES)
-    if "prompt" in record and any(name in record for name in _RESPONSES):
+    if ("prompt" in record and any(name in record for name in _RESPONSES)) or _is_instruction(record):
         found.add(PAIR)
     if "chosen" in record and "rejected" in record:
         found.add(PREFERENCE)
     return found
+
+
+def _is_instruction(record: Record) -> bool:
+    return "instruction" in record and "output" in record
+
+
+def _listed(value: Any) -> Any:
+    """A list where the value is the JSON text of one, as a csv and many Parquet files hold lists; else the value."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def columns(shape: str, keys: Keys) -> tuple[str, ...]:
@@ -108,7 +124,7 @@ def columns(shape: str, keys: Keys) -> tuple[str, ...]:
     return {
         TEXT: (keys.text,),
         MESSAGES: (*_CHATS, _TOOLS),
-        PAIR: ("prompt", *_RESPONSES, _TOOLS),
+        PAIR: ("prompt", *_RESPONSES, *_INSTRUCTION, _TOOLS),
         LABELLED: (keys.text, keys.label),
         SETS: (keys.text, keys.label),
         PREFERENCE: (*_PREFERRED, _TOOLS),
@@ -155,7 +171,13 @@ def _no_shape(where: str, record: Record, accepted: Sequence[str], keys: Keys) -
     named = {"text_key": TEXT in accepted or LABELLED in accepted, "label_key": LABELLED in accepted}
     words = " and ".join(f"{keys.source}.{name}" for name, used in named.items() if used)
     fix = f"name the keys with {words}, or rename them" if words else "rename the keys, or give such records"
-    if fits:
+    held = next((name for name in _CHATS if name in record), None)
+    if fits == [TEXT] and LABELLED in accepted:
+        rule = f"holds texts without {keys.label!r}, but the task learns from {wanted}; keys: {_named(record)}"
+        fix = f"name the label's key with {keys.source}.label_key, or write task: causal_lm"
+    elif not fits and held is not None and MESSAGES in accepted:
+        rule = f"holds {_kind(record[held])} as {held!r}, not a list of messages; the task learns from {wanted}"
+    elif fits:
         rule = f"holds {_WORDS[fits[0]].partition(',')[0]}, but the task learns from {wanted}"
         fix = f"write task: {_TASK_OF[fits[0]]}, or give such records"
     return Problem(keys.source, rule, where=where, fix=fix)
@@ -181,49 +203,66 @@ def readable(record: Record, shape: str, keys: Keys) -> str:
 
 
 def _texts_of(given: object) -> str:
+    """The words of a text or of messages; '' of anything else."""
     if isinstance(given, str):
         return given
-    messages = [part for part in cast("list[object]", given) if isinstance(part, Mapping)] if given else []
-    return "\n".join(_contents(cast("list[Record]", messages)))
+    messages = cast("list[object]", given) if isinstance(given, list | tuple) else []
+    return "\n".join(_contents(cast("Record", part) for part in messages if isinstance(part, Mapping)))
 
 
 def _contents(messages: Iterable[Record]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (part["text"] for part in cast("list[Record]", content) if isinstance(part.get("text"), str))
+    return (content for message in messages if isinstance(content := message.get("content"), str))
 
 
 def read_chat(record: Record) -> Chat:
     """The chat of a record of messages (or of ShareGPT's conversations). Raises BadRecord."""
     name = next((name for name in _CHATS if record.get(name) is not None), None)
     if name is None:
-        raise BadRecord("no chat", f"has no 'messages'; its keys: {_named(record)}", f"expected {_words(MESSAGES)}")
-    given = record[name]
+        null = next((name for name in _CHATS if name in record), None)
+        rule = f"holds null as {null!r}" if null else f"has no 'messages'; its keys: {_named(record)}"
+        raise BadRecord("no chat", rule, f"expected {_words(MESSAGES)}")
+    given = _listed(record[name])
     if not isinstance(given, list | tuple) or not given:
         raise BadRecord("no chat", f"holds {_kind(given)} as {name!r}, not a list of messages")
-    messages = tuple(_message(message, name, n) for n, message in enumerate(cast("list[object]", given), start=1))
+    messages = tuple(_message(message, n) for n, message in enumerate(cast("list[object]", given), start=1))
     return Chat(messages, _tools(record.get(_TOOLS)))
 
 
-def _message(given: object, name: str, number: int) -> dict[str, Any]:
+def _message(given: object, number: int) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise BadRecord("no chat", f"holds {_kind(given)} as message {number}, not an object with role and content")
     message = {key: value for key, value in cast("Record", given).items() if value is not None}
-    if name == "conversations" and "from" in message:
-        role = message.pop("from")
-        message = {"role": _ROLES.get(role, role), "content": message.pop("value", None), **message}
-    if not isinstance(message.get("role"), str):
+    if "role" not in message and isinstance(message.get("from"), str):  # as ShareGPT says it
+        said = message.pop("from")
+        message = {"role": _ROLES.get(said.lower(), said), "content": message.pop("value", None), **message}
+    role = message.get("role")
+    if not isinstance(role, str):
         raise BadRecord("no chat", f"has no 'role' in message {number}; that one's keys: {_named(message)}")
+    if role not in _USUAL_ROLES and (meant := role.strip().lower()) in _USUAL_ROLES:
+        raise BadRecord("bad role", f"has the role {role!r} in message {number}", f"write {meant!r}")
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        raise BadRecord("no chat", f"has no 'content' in message {number} ({message['role']})")
-    if content is not None and not isinstance(content, str | list):
-        said = f"holds {_kind(content)} as the 'content' of message {number} ({message['role']}), not text"
+        raise BadRecord("no chat", f"has no 'content' in message {number} ({role})")
+    if isinstance(content, list | tuple):
+        message["content"] = _joined(cast("list[object]", content), f"message {number} ({role})")
+    elif content is not None and not isinstance(content, str):
+        said = f"holds {_kind(content)} as the 'content' of message {number} ({role}), not text"
         raise BadRecord("no chat", said)
     return message
+
+
+def _joined(parts: Sequence[object], where: str) -> str:
+    """The text of a content in parts: a template for texts would write the list itself. Raises BadRecord."""
+    texts: list[str] = []
+    for part in parts:
+        part = {"type": "text", "text": part} if isinstance(part, str) else part
+        text = cast("Record", part).get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = cast("Record", part).get("type") if isinstance(part, Mapping) else None
+            what = f"a part of type {kind!r}" if kind and kind != "text" else "a part without text"
+            raise BadRecord("not text", f"has {what} in {where}: texts are trained on, nothing else")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _tools(given: object) -> tuple[Any, ...] | None:
@@ -242,17 +281,32 @@ def _tools(given: object) -> tuple[Any, ...] | None:
 
 def read_pair(record: Record) -> tuple[str, str]:
     """(prompt, response). Raises BadRecord."""
-    name = next((name for name in _RESPONSES if record.get(name) is not None), None)
-    if record.get("prompt") is None or name is None:
+    asked, answered = _pair_keys(record)
+    prompt, response = record.get(asked), record.get(answered)
+    if prompt is None or response is None:
         rule = f"has no 'prompt' with a 'response'; its keys: {_named(record)}"
         raise BadRecord("no pair", rule, f"expected {_words(PAIR)}")
-    prompt, response = record["prompt"], record[name]
-    for key, value in (("prompt", prompt), (name, response)):
+    for key, value in ((asked, prompt), (answered, response)):
         if not isinstance(value, str):
-            raise BadRecord("no pair", f"holds {_kind(value)} as {key!r}, not text")
+            fix = "of messages, give one list: 'messages'" if isinstance(_listed(value), list | tuple) else ""
+            raise BadRecord("no pair", f"holds {_kind(value)} as {key!r}, not text", fix)
     if not response.strip():
-        raise BadRecord("empty response", f"has an empty {name!r}: there is nothing to learn")
-    return prompt, response
+        raise BadRecord("empty response", f"has an empty {answered!r}: there is nothing to learn")
+    return (_with_input(prompt, record) if asked == _INSTRUCTION[0] else prompt), response
+
+
+def _pair_keys(record: Record) -> tuple[str, str]:
+    if record.get("prompt") is None and _is_instruction(record):
+        return _INSTRUCTION[0], _INSTRUCTION[2]
+    return "prompt", next((name for name in _RESPONSES if record.get(name) is not None), _RESPONSES[0])
+
+
+def _with_input(instruction: str, record: Record) -> str:
+    """An instruction with what it is about, a blank line between."""
+    about = record.get(_INSTRUCTION[1])
+    if about is not None and not isinstance(about, str):
+        raise BadRecord("no pair", f"holds {_kind(about)} as {_INSTRUCTION[1]!r}, not text")
+    return f"{instruction}\n\n{about}" if about and about.strip() else instruction
 
 
 def is_pair(record: Record, keys: Keys) -> bool:
@@ -272,19 +326,19 @@ def read_label(record: Record, keys: Keys) -> tuple[str, str]:
     text, label = _labelled_text(record, keys), record.get(keys.label)
     if label is None or label == "":
         raise _without_label(record, keys)
-    if isinstance(label, list | tuple):
-        rule = f"{keys.label!r} holds a list, and the labels before it are one each"
+    if isinstance(_listed(label), list | tuple):
+        rule = f"holds a list as {keys.label!r}, and the labels before it are one each"
         raise BadRecord("bad label", rule, f"{keys.source}.shape: {SETS} reads lists: [] is no label, [one] is one")
     return text, _label_name(label, keys)
 
 
 def read_labels(record: Record, keys: Keys) -> tuple[str, tuple[str, ...]]:
     """(text, names of its labels, sorted, each once). Raises BadRecord."""
-    text, labels = _labelled_text(record, keys), record.get(keys.label)
-    if keys.label not in record:
-        raise _without_label(record, keys)
+    text, labels = _labelled_text(record, keys), _listed(record.get(keys.label))
+    if labels is None:
+        raise _without_label(record, keys, "write [] for no label")
     if not isinstance(labels, list | tuple):
-        rule = f"{keys.label!r} holds {_kind(labels)}: expected a list of labels, as in the records before it"
+        rule = f"holds {_kind(labels)} as {keys.label!r}: expected a list of labels, as in the records before it"
         raise BadRecord("bad label", rule, "write [] for no label, [one] for one")
     return text, tuple(sorted({_label_name(label, keys) for label in cast("list[object]", labels)}))
 
@@ -298,16 +352,25 @@ def _labelled_text(record: Record, keys: Keys) -> str:
     return text
 
 
-def _without_label(record: Record, keys: Keys) -> BadRecord:
+def _without_label(record: Record, keys: Keys, more: str = "") -> BadRecord:
+    if keys.label in record:
+        return BadRecord("no label", f"has nothing as {keys.label!r}", more or "give it one, or leave it out")
     rule = f"has no {keys.label!r}; its keys: {_named(record)}"
     return BadRecord("no label", rule, f"name the label's key with {keys.source}.label_key")
 
 
 def _label_name(label: object, keys: Keys) -> str:
-    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
-        rule = f"holds {_kind(label)} as {keys.label!r}: a label is one text or one whole number"
-        raise BadRecord("bad label", rule)
-    return str(label)
+    """A label as text, without white space around it; a number as it is written, true and false as JSON writes them."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    if isinstance(label, float) and label.is_integer():  # a column of whole numbers with gaps is read as these
+        return str(int(label))
+    name = str(label).strip() if isinstance(label, str | int) else ""
+    if not name:
+        fix = "numbers that are no classes cannot be learnt here" if isinstance(label, float) else ""
+        rule = f"holds {_kind(label)} as {keys.label!r}: a label is one text, one whole number, true or false"
+        raise BadRecord("bad label", rule, fix)
+    return name
 
 
 def _words(shape: str) -> str:
@@ -315,5 +378,7 @@ def _words(shape: str) -> str:
 
 
 def _kind(value: object) -> str:
+    if value is None:
+        return "null"
     empty = "an empty " if isinstance(value, list | str) and not value else ""
     return f"{empty}{type(value).__name__}"

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headway.config.schema import SourceConfig
+from headway.data.accelerated import PACKAGE, REFERENCE, Accelerated
 from headway.data.encoding import Encoder, SpanEncoder
 from headway.data.holdout import document_hash, threshold
 from headway.data.readers import ChatReader, LabelReader, Prepared, reader_for
@@ -47,6 +48,7 @@ class WorkSpec:
     sources are held out as a whole. eval_share: held out of the others. gzip_share: of the held-out documents, those
     whose compressed size is measured. begin, end: token ids around each document. dtype: of the tokens. reading: the
     fields of a Reading. framed: whether labelled texts get the begin and the end token, as the tokenizer itself does.
+    library: what encodes whole texts, see headway.data.accelerated.
     """
 
     sources: tuple[tuple[str, dict[str, Any]], ...]
@@ -63,6 +65,7 @@ class WorkSpec:
     out: str
     reading: dict[str, Any] = field(default_factory=dict[str, Any])
     framed: tuple[bool, bool] = (True, True)
+    library: str = REFERENCE
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ class Workshop:
         # A document that spells out a special token, as text about tokenizers does, means its letters; a template
         # means the token. Set here, before other threads use the tokenizer.
         self.tokenizer.encode_special_tokens = not self.is_templated
+        self.encode = Accelerated(folder, self.tokenizer).encode if spec.library == PACKAGE else None
 
     @property
     def is_templated(self) -> bool:
@@ -145,8 +149,8 @@ class Workshop:
             return SpanEncoder(self.tokenizer, None if self.is_templated else (begin, end), dtype)
         if isinstance(self.reader, LabelReader):
             begins, ends = self.spec.framed
-            return Encoder(self.tokenizer, begin if begins else None, end if ends else None, dtype)
-        return Encoder(self.tokenizer, begin, end, dtype)
+            return Encoder(self.tokenizer, begin if begins else None, end if ends else None, dtype, self.encode)
+        return Encoder(self.tokenizer, begin, end, dtype, self.encode)
 
     def run(self, task: Task, report: ProgressReporter) -> TaskResult:
         """Write the task's files; stops early where there is much that must be put right first."""

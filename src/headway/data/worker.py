@@ -23,6 +23,7 @@ def main(spec_path: str) -> int:
     content = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     sys.path[:] = content["path"]
 
+    from headway.data.accelerated import IdsDiffer
     from headway.data.seam import Silent
     from headway.data.work import Task, Workshop, WorkSpec
     from headway.errors import HeadwayError
@@ -36,6 +37,8 @@ def main(spec_path: str) -> int:
             shards = tuple((index, shard) for index, shard in task["shards"])
             result = workshop.run(Task(task["number"], shards, task["size_bytes"]), Silent())
             answer = {"result": result.to_json()}
+        except IdsDiffer as error:
+            answer = {"error": str(error), "differs": True}
         except HeadwayError as error:
             answer = {"error": str(error), "user": True}
         except OSError as error:

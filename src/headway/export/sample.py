@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from headway.errors import ExportError
-from headway.export.folder import read_record
+from headway.export.asked import ANSWERING, task_of
 from headway.export.tokenizer import load_tokenizer
 from headway.export.verify import without_bars
 from headway.model.skeleton import AUTO_CLASSES, seeded
@@ -28,13 +28,13 @@ def generate(
 ) -> str:
     """The continuation of `prompt`, without it. Temperature 0 takes the likeliest token; else `seed` fixes the draw.
 
-    A model that was trained on chats is asked as its user, unless the prompt is a chat `rendered` already; a classifier
+    A model of chats (see `task_of`) is asked as its user, unless the prompt is a chat `rendered` already; a classifier
     names the labels that it finds likeliest. A prompt too long for the model keeps its end.
 
     Raises:
         ExportError: the folder has no model or tokenizer.
     """
-    task = _task_of(folder)
+    task = task_of(folder)
     try:
         tokenizer = load_tokenizer(folder)[0]
         with without_bars():
@@ -44,20 +44,12 @@ def generate(
         raise ExportError(f"{folder} cannot be loaded: {said}", fix="give a folder that Headway exported") from error
     if task == "classification":
         return _classify(model, tokenizer, prompt)
-    if task in ("instruction", "preference") and not rendered and getattr(tokenizer, "chat_template", None):
+    if task in ANSWERING and not rendered and getattr(tokenizer, "chat_template", None):
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
     else:
         ids = tokenizer(prompt, add_special_tokens=not rendered)["input_ids"]
     return _continue(model, tokenizer, list(ids), max_tokens, temperature, seed)
-
-
-def _task_of(folder: Path) -> str:
-    """What a model of Headway's was trained for; causal_lm for any other folder."""
-    try:
-        return str(read_record(folder)["plan"]["task"]["kind"])
-    except (ExportError, KeyError, TypeError):
-        return "causal_lm"
 
 
 @torch.no_grad()

@@ -15,16 +15,22 @@ from headway.task.metrics import bits_per_byte
 from headway.task.seam import Task, Totals
 from headway.train.loop import mean_loss
 
+_GZIP_BYTES = 1024  # of a document, in the mean: gzip's header and trailer are 18
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def held_out_figures(plan: Plan, task: Task, totals: Totals) -> dict[str, float]:
-    """The task's metrics; of text, bits per byte beside those of `gzip -9`. `loss` is always among them."""
+    """The task's metrics, of text with its bits per byte. `loss` is always among them.
+
+    Beside them those of `gzip -9` on each document alone, where that says something: not of the answers cut out of
+    chats, nor of documents so short that gzip's header and its empty window are what is measured.
+    """
     figures = task.metrics(totals)
     facts = plan.facts
     if facts.eval_bytes and "loss" in totals.sums:
         figures["bits_per_byte"] = bits_per_byte(totals.sums["loss"], facts.eval_bytes)
-        figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
+        if plan.task.kind != "instruction" and facts.eval_bytes >= _GZIP_BYTES * facts.eval_documents:
+            figures["gzip_bits_per_byte"] = 8 * facts.eval_gzip_bytes / facts.eval_bytes
     figures.setdefault("loss", mean_loss(totals, {name: term.weight for name, term in task.terms.items()}))
     return figures
 
