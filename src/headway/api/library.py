@@ -358,8 +358,8 @@ def _given(plan: Plan, asked: Asked) -> Given:
         inside = task is None and plan.task.kind != "classification"
         model: Any = asked.model
         return Given(GivenTransformersSource(plan, model, loss_inside=inside), task)
-    from headway.registry import resolve
+    from headway.task.own import checked, task_of
 
     source = GivenSource(plan, asked.model)
-    learnt: Task = task or resolve("task", plan.task.kind)(plan)
+    learnt: Task = task_of(plan) if task is None else checked(task)
     return Given(source, learnt, given_comparison(source, learnt, plan))

@@ -26,7 +26,7 @@ from headway.model.seam import ModelSource
 from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.schema import OptimizerPlan, Plan, SchedulePlan
-from headway.registry import resolve
+from headway.task.own import task_of
 from headway.task.seam import Batch, Task
 from headway.train.build import open_data
 
@@ -223,7 +223,7 @@ class _OwnTask:
     """The user's own task, asked for one sample at a time: no packing, no accumulation, nothing shared out."""
 
     def __init__(self, plan: Plan):
-        self._task: Task = resolve("task", plan.task.kind)(plan)
+        self._task: Task = task_of(plan)
         self._sequence = plan.data.sequence
         self._filler = filler_name(self._task, plan.data.sequence)
 

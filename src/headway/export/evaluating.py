@@ -21,10 +21,10 @@ from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.files import read_plan
 from headway.plan.schema import Plan
-from headway.registry import resolve
 from headway.run.evaluations import Evaluation, keep
 from headway.run.paths import CHECKPOINT_MANIFEST, RunDir
 from headway.run.usercode import use_code
+from headway.task.own import task_of
 from headway.train.evaluation import judge
 from headway.train.frozen import with_kept_reference
 
@@ -157,7 +157,7 @@ def _held_out(subject: _Subject) -> tuple[dict[str, float], str]:
         raise DataError("the run held nothing out: data.eval was not set", fix="--no-held-out --tasks NAME")
     samples = open_split(Path(plan.data.store), "eval", plan.data.sequence, plan.data.packing)
     samples = with_kept_reference(plan, "eval", samples)
-    task = resolve("task", plan.task.kind)(plan)
+    task = task_of(plan)
     return judge(subject.model, task, plan, samples), plan.data.store_hash
 
 

@@ -21,7 +21,7 @@ from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.parallel.seam import SliceReader
 from headway.parallel.slices import persistent_buffers
-from headway.registry import resolve
+from headway.task.own import task_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def export_checkpoint(reader: SliceReader, folder: Path, provenance: Provenance)
     model = source.build() if plan.adapter is None else build_filled(source, torch.device("cpu"))
     load_weights(model, reader)
     exported = export_folder(source, _weights(model), folder, provenance, model=model)
-    compared = comparison(plan, resolve("task", plan.task.kind)(plan))
+    compared = comparison(plan, task_of(plan))
     return Exported(exported, compared.verify(folder, compared.measure(model), provenance))
 
 

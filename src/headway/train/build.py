@@ -25,6 +25,7 @@ from headway.parallel.seam import Engine
 from headway.plan.schema import DataPlan, Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
+from headway.task.own import checked, task_of, unwrapped
 from headway.task.preference import Preference
 from headway.task.seam import Batch, Task
 from headway.train.census import CENSUS, census_of, encoded, require_same
@@ -71,14 +72,14 @@ def build(plan: Plan, run: RunDir, context: RankContext, given: Given | None = N
     if plan.adapter is not None:
         _require_base(plan, ranks)
     source: ModelSource = given.source or source_of(plan)
-    task: Task = given.task or resolve("task", plan.task.kind)(plan)
+    task: Task = task_of(plan) if given.task is None else checked(given.task)
     engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source, task, plan)
     store = LocalStore(run.checkpoints)
     sources = SourceLedger(plan if rank == 0 else plan.model_copy(update={"data": _one_source(plan)}))
     parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, (), sources)
     parts.comparison = given.comparison
     going_on = context.resume or _was_trained(run, ranks)
-    if isinstance(task, Preference):
+    if isinstance(unwrapped(task), Preference):
         parts.reference = make_reference(plan, engine, task, ranks, is_start=not going_on)
     seed_everything(plan.numerics.seed, rank)
     if going_on:

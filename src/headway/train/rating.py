@@ -28,6 +28,7 @@ from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
+from headway.task.own import task_of
 from headway.task.seam import Batch
 from headway.train import environment
 from headway.train.context import RankContext, join, leave, seed_everything
@@ -158,7 +159,7 @@ class _Bench:
     @staticmethod
     def of(plan: Plan) -> _Bench:
         seed_everything(plan.numerics.seed, world()[0])
-        task = resolve("task", plan.task.kind)(plan)
+        task = task_of(plan)
         engine: Engine = resolve("strategy", plan.strategy.kind)().prepare(source_of(plan), task, plan)
         return _Bench(plan, engine, [_batch(plan, task) for _ in range(plan.batch.accumulation)])
 
