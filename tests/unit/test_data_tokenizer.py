@@ -16,6 +16,7 @@ from headway.data.encoding import Encoder, cut_parts
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import load_tokenizer, read_vocabulary
 from headway.errors import DataError, ModelError
+from headway.facts.hub import cached_snapshot
 
 ODD = [
     "plain words and numbers 1234567 3.14",
@@ -201,6 +202,15 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         read_vocabulary(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("name", ["./absent", "../absent", "a..b", "a--b", "x" * 97])
+def test_what_is_no_name_of_the_hubs_is_found_nowhere(tmp_path: Path, name: str) -> None:
+    assert (
+        find_tokenizer(TokenizerRequest(TokenizerConfig.model_validate({"from": name}), tmp_path, Path("cache")))
+        is None
+    )
+    assert cached_snapshot(name, None) is None
 
 
 def test_a_hub_id_comes_from_the_local_cache_or_is_explained(

@@ -235,13 +235,16 @@ def _sound_sections(data: dict[str, Any], error: ValidationError) -> dict[str, A
 
 
 def _without(data: dict[str, Any], paths: list[KeyPath]) -> dict[str, Any]:
-    """`data` without these keys; those in lists stay."""
+    """`data` without these keys, also where a section stands in a list; items of lists stay."""
     for path in paths:
         data = _drop(data, path)
     return data
 
 
 def _drop(value: Any, path: KeyPath) -> Any:
+    if isinstance(value, list) and len(path) > 1:
+        items = cast("list[Any]", value)
+        return [_drop(item, path[1:]) if str(n) == str(path[0]) else item for n, item in enumerate(items)]
     if not isinstance(value, dict):
         return value
     section = cast("dict[str, Any]", value)

@@ -179,7 +179,10 @@ class TaskConfig(Section):
 class AdapterConfig(Section):
     """A small trained part beside the frozen weights of a pretrained model. `adapter: lora` is short for `kind`."""
 
-    kind: Literal["lora"] = Field(default="lora", description="lora (through PEFT; the extra `lora`).")
+    kind: Literal["lora", "qlora"] = Field(
+        default="lora",
+        description="lora (through PEFT; the extra `lora`). qlora, a base in 4 bits, is for GPUs: refused so far.",
+    )
     rank: Positive = Field(default=16, description="Inner width of each pair of matrices.")
     alpha: Above | Auto = Field(default="auto", description="The pair's product counts alpha / rank; auto: 2 x rank.")
     dropout: Decay = Field(default=0.0, description="Dropout before the pair.")

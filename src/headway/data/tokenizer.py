@@ -111,11 +111,11 @@ def _from_hub(name: str, request: TokenizerRequest, report: ProgressReporter) ->
 def _cached(name: str, revision: str | None) -> Path | None:
     """The local cache's copy of a Hub id, if it holds a tokenizer; asks no network."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, FileNotFoundError):
+    except (LocalEntryNotFoundError, FileNotFoundError, HFValidationError):  # the last: no name of the Hub's
         return None
     return folder if any((folder / file).is_file() for file in ("tokenizer.json", *_SLOW_FILES)) else None
 

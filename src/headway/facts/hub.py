@@ -48,11 +48,11 @@ def _snapshot_download() -> Callable[..., str]:
 
 def cached_snapshot(repo: str, revision: str | None, cache: Path | None = None) -> Path | None:
     """The folder in the local cache, without the network; None if it is absent or some of its weights are."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(_snapshot_download()(repo, revision=revision, cache_dir=cache, local_files_only=True))
-    except (LocalEntryNotFoundError, FileNotFoundError):
+    except (LocalEntryNotFoundError, FileNotFoundError, HFValidationError):  # the last: a path, or no name of the Hub's
         return None
     return folder if is_whole(folder) else None
 
