@@ -21,7 +21,7 @@ def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path
     return path
 
 
-def write_tfrecord(path: Path, records: Sequence[Mapping[str, str | int | bytes]]) -> Path:
+def write_tfrecord(path: Path, records: Sequence[Mapping[str, str | float | bytes | list[int]]]) -> Path:
     """By TensorBoard's writer of frames, and protobuf's own classes of tf.train.Example."""
     pytest.importorskip("tensorboard", reason="TFRecord files are written by the extra 'tensorboard'")
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -32,8 +32,11 @@ def write_tfrecord(path: Path, records: Sequence[Mapping[str, str | int | bytes]
             example = _example_class()()
             for key, value in record.items():
                 feature = example.features.feature[key]
-                if isinstance(value, int):
-                    feature.int64_list.value.append(value)
+                if isinstance(value, int | list):
+                    feature.int64_list.value.extend(value if isinstance(value, list) else [value])
+                    feature.int64_list.SetInParent()
+                elif isinstance(value, float):
+                    feature.float_list.value.append(value)
                 else:
                     feature.bytes_list.value.append(value.encode() if isinstance(value, str) else value)
             writer.write(example.SerializeToString())
@@ -43,7 +46,7 @@ def write_tfrecord(path: Path, records: Sequence[Mapping[str, str | int | bytes]
 
 @cache
 def _example_class() -> Any:
-    """tf.train.Example from its published definition (feature.proto, example.proto); float lists are left out."""
+    """tf.train.Example from its published definition (feature.proto, example.proto)."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="example_for_tests.proto", package="tests", syntax="proto3")
@@ -57,10 +60,12 @@ def _example_class() -> Any:
         return made
 
     message("BytesList", ("value", 1, kinds.TYPE_BYTES, True, ""))
+    message("FloatList", ("value", 1, kinds.TYPE_FLOAT, True, ""))
     message("Int64List", ("value", 1, kinds.TYPE_INT64, True, ""))
     inner = kinds.TYPE_MESSAGE
-    lists = (("bytes_list", 1, inner, False, ".tests.BytesList"), ("int64_list", 3, inner, False, ".tests.Int64List"))
-    message("Feature", *lists)
+    names = ("bytes_list", "float_list", "int64_list")
+    kept = (".tests.BytesList", ".tests.FloatList", ".tests.Int64List")
+    message("Feature", *((name, n + 1, inner, False, kept[n]) for n, name in enumerate(names)))
     features = message("Features", ("feature", 1, inner, True, ".tests.Features.FeatureEntry"))
     parts = (("key", 1, kinds.TYPE_STRING, False, ""), ("value", 2, inner, False, ".tests.Feature"))
     entry = message("FeatureEntry", *parts, into=features)

@@ -187,5 +187,43 @@ def test_a_tfrecord_that_is_damaged_is_named(tmp_path: Path, damage: str) -> Non
 def test_a_tfrecord_of_other_things_says_what_is_missing(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "a.tfrecord", [{"image": b"\xff\xd8", "text": b"caf\xe9"}, {"body": "x"}])
     problems = [str(item.problem) for item in items(tmp_path, "a.tfrecord") if isinstance(item, Skip)]
-    assert "no utf-8 text" in problems[0]
+    assert "holds bytes as 'text' that are no utf-8 text" in problems[0]
     assert "the record has no 'text'; its keys: 'body'" in problems[1]
+
+
+def labels(base: Path, name: str, shape: str) -> list[Any]:
+    asked = concrete(SourceConfig(paths=(name,), shape=shape), base, "data.train")  # pyright: ignore[reportArgumentType]
+    source = open_source(asked, base)
+    found = [item for shard in source.shards() for item in source.documents(shard)]
+    return [item.record["label"] for item in found if isinstance(item, Document) and item.record]
+
+
+def test_every_value_of_a_feature_is_read(tmp_path: Path) -> None:
+    """A list is no single label, a float is a number, and a picture beside the text is nobody's business."""
+    records = [{"text": "a", "label": [3, 1]}, {"text": "b", "label": 2}, {"text": "c", "label": []}]
+    write_tfrecord(tmp_path / "a.tfrecord", records)
+    assert labels(tmp_path, "a.tfrecord", "text-labels") == [[3, 1], [2], []]
+    write_tfrecord(tmp_path / "b.tfrecord", [{"text": "a", "label": 1.0, "image": b"\xff\xd8"}])
+    assert labels(tmp_path, "b.tfrecord", "text-label") == [1.0]
+    found, _ = with_shape(concrete(SourceConfig(paths=("a.tfrecord",)), tmp_path, "k"), tmp_path, "k", ("text-labels",))
+    assert found.shape == "text-labels"
+
+
+def test_columns_of_bytes_are_texts(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    parquet.write_table(pyarrow.table({"text": ["caf\xe9".encode(), b"caf\xe9"]}), tmp_path / "a.parquet")
+    good, bad = items(tmp_path, "a.parquet")
+    assert isinstance(good, Document)
+    assert good.text == "caf\xe9"
+    assert isinstance(bad, Skip)
+    assert "a.parquet:2: data.train: holds bytes as 'text' that are no utf-8 text" in str(bad.problem)
+
+
+def test_what_could_not_be_read_is_said_before_what_is_missing(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"1.txt": b"\xff", "1.cls": b"3"})
+    config = concrete(SourceConfig(paths=("a.tar",)), tmp_path, "k")
+    with pytest.raises(DataError) as caught:
+        with_shape(config, tmp_path, "k", ("text-label",))
+    assert [problem.where for problem in caught.value.problems] == ["a.tar/1.txt:1", "a.tar/1"]
+    assert "is not utf-8 text" in caught.value.problems[0].rule

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from headway.data.records import RecordSource
 from headway.data.seam import InputFile, Skip
-from headway.data.shapes import TEXT, columns, every_column
+from headway.data.shapes import SETS, TEXT, columns, every_column
 from headway.data.unpacking import is_compressed, open_unpacked, undamaged
 from headway.errors import DataError, Problem
 
@@ -74,7 +74,7 @@ class Arrow(RecordSource):
                 return
             for row in batch.select(taken).to_pylist():
                 number += 1
-                yield f"{name}:{number}", row
+                yield self.decoded(row, f"{name}:{number}")
 
     def _batches(self, name: str) -> Iterator[Any]:
         """Record batches, mapped, so that those passed over cost nothing."""
@@ -183,7 +183,10 @@ def _object(text: str) -> dict[str, Any]:
 
 
 class TfRecord(RecordSource):
-    """tf.train.Example records: byte features as text, whole numbers as they are. One file a shard."""
+    """tf.train.Example records: byte features as text, numbers as they are, several values as a list. One file a shard.
+
+    One value and a list of one are written alike there: where labels are lists (`shape: text-labels`), it is a list.
+    """
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         yield from undamaged(self._examples(shard), shard, self.key)
@@ -193,12 +196,17 @@ class TfRecord(RecordSource):
             for number, raw in enumerate(self._frames(shard, content), start=1):
                 where = f"{shard}:{number}"
                 try:
-                    yield where, _example(raw, self.encoding)
-                except UnicodeDecodeError as error:
-                    encoding = self.encoding.removesuffix("-sig")
-                    yield self.fault(where, f"not {encoding} text", f"holds bytes that are no {encoding} text: {error}")
-                except (ValueError, IndexError):
+                    record = self._record(raw)
+                except (ValueError, IndexError, struct.error):
                     yield self.fault(where, "no Example", "is no tf.train.Example")
+                    continue
+                yield self.decoded(record, where)
+
+    def _record(self, raw: bytes) -> dict[str, Any]:
+        record, label = _example(raw), self.config.label_key
+        if self.config.shape == SETS and not isinstance(record.get(label, []), list):
+            record[label] = [record[label]]
+        return record
 
     def _frames(self, shard: str, content: BinaryIO) -> Iterator[bytes]:
         """The payloads. A frame is its length, the length's checksum, the payload, the payload's checksum."""
@@ -227,23 +235,34 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _example(raw: bytes, encoding: str) -> dict[str, Any]:
-    """Example{1: Features{1: entry{1: key, 2: Feature{1: bytes, 3: int64}}}}; the first value of each feature."""
+def _example(raw: bytes) -> dict[str, Any]:
+    """Example{1: Features{1: entry{1: key, 2: Feature{1: bytes, 2: float, 3: int64}}}}."""
     record: dict[str, Any] = {}
     for field, features in _fields(raw):
         if field != 1:
             continue
         for _, entry in _fields(_bytes(features)):
             parts = dict(_fields(_bytes(entry)))
-            key = _bytes(parts[1]).decode("utf-8") if 1 in parts else ""
+            key = _bytes(parts[1]).decode("utf-8", "replace") if 1 in parts else ""
             for kind, values in _fields(_bytes(parts.get(2, b""))):
                 inner = [value for _, value in _fields(_bytes(values))]
-                if kind == 1 and inner:
-                    record[key] = _bytes(inner[0]).decode(encoding)
-                elif kind == 3 and inner:
-                    first = inner[0]
-                    record[key] = first if isinstance(first, int) else _varint(io.BytesIO(first))
+                found = [value for each in inner for value in _values(kind, each)]
+                record[key] = found[0] if len(found) == 1 else found
     return record
+
+
+def _values(kind: int, value: int | bytes) -> Iterator[bytes | float]:
+    """The values of one field of a feature: bytes, or numbers, alone or packed behind each other."""
+    if kind == 1:
+        yield _bytes(value)
+    elif isinstance(value, int):
+        yield value
+    elif kind == 2:
+        yield from (number for (number,) in struct.iter_unpack("<f", value))
+    else:
+        content = io.BytesIO(value)
+        while content.tell() < len(value):
+            yield _varint(content)
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:

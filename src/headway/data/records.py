@@ -39,6 +39,20 @@ class RecordSource(FileSource):
         """(where, record) of each record, in order, or what is wrong with it."""
         raise NotImplementedError
 
+    def decoded(self, row: dict[str, Any], where: str) -> tuple[str, dict[str, Any]] | Skip:
+        """(where, row) with bytes as text, as some writers leave texts; a picture beside them stays as it is."""
+        for key, value in row.items():
+            if not isinstance(value, bytes):
+                continue
+            try:
+                row[key] = value.decode(self.encoding)
+            except UnicodeDecodeError as error:
+                if key in every_column(self.keys):
+                    encoding = self.encoding.removesuffix("-sig")
+                    rule = f"holds bytes as {key!r} that are no {encoding} text: {error}"
+                    return self.fault(where, f"not {encoding} text", rule)
+        return where, row
+
     def documents(self, shard: str) -> Iterator[Document | Skip]:
         key, shape = self.config.text_key, self.config.shape
         for item in self.records(shard):
@@ -286,7 +300,7 @@ class Parquet(RecordSource):
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[int(group)], columns=taken):
             for row in batch.to_pylist():
                 number += 1
-                yield f"{name}:{number}", row
+                yield self.decoded(row, f"{name}:{number}")
 
     def _open(self, name: str) -> Any:
         import pyarrow

@@ -150,8 +150,10 @@ def detect(items: Iterable[tuple[str, Record] | Skip], accepted: Sequence[str], 
         DataError: records are there, but none of an accepted shape; names the first and what would do.
     """
     first: tuple[str, Record] | None = None
+    faults: list[Problem] = []
     for item, _ in zip(items, range(LOOKED_AT), strict=False):
         if isinstance(item, Skip):
+            faults += [item.problem] if item.problem is not None else []
             continue
         where, record = item
         fits = fitting(record, keys)
@@ -161,7 +163,8 @@ def detect(items: Iterable[tuple[str, Record] | Skip], accepted: Sequence[str], 
         first = first or item
     if first is None:
         return None
-    raise DataError(problems=[_no_shape(*first, accepted, keys)])
+    # What could not be read comes first: a record may lack just that.
+    raise DataError(problems=[*faults, _no_shape(*first, accepted, keys)])
 
 
 def _no_shape(where: str, record: Record, accepted: Sequence[str], keys: Keys) -> Problem:
