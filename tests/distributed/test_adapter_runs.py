@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fakes.runs import BROKEN, EVERY, STEPS, Run, Workplace, run_file
+from fakes.runs import BROKEN, EVERY, STEPS, Run, Workplace, end_of, run_file
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -91,6 +91,28 @@ def test_a_killed_run_goes_on_to_the_bit(workplace: Workplace, base: Path, strai
     assert run.losses() == straight.losses()
     assert run.state() == straight.state()
     assert run.evaluations() == straight.evaluations()
+
+
+SCRIPT = """
+import sys
+import headway
+
+run = headway.prepare("scripted.json", sys.argv[1:])
+for batches in run.batches():
+    run.engine.train_step(batches)
+run.finish()
+"""
+
+
+def test_a_script_of_the_users_trains_the_same_adapter(workplace: Workplace, base: Path, straight: Run) -> None:
+    """The base is the run file's folder; the loop is the script's."""
+    workplace.write("scripted", adapter_file("zero-2", base))
+    (workplace.folder / "own.py").write_text(SCRIPT)
+    end_of(workplace.start(workplace.command("launch", "--processes", "2", "own.py", "name=scripted"))).expect(0)
+    own = workplace.run("scripted")
+    assert own.losses() == straight.losses()
+    assert own.state() == straight.state()
+    assert own.events("export")[-1]["verified"] is True
 
 
 def test_another_base_model_is_refused(workplace: Workplace, base: Path, straight: Run) -> None:

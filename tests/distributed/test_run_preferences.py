@@ -110,6 +110,22 @@ def test_a_run_that_goes_on_ends_equal(full: Run, workplace: Workplace, kept: bo
     assert copy.evaluations()[STEPS] == full.evaluations()[STEPS]
 
 
+def test_every_stage_gives_the_losses_of_one_process(workplace: Workplace) -> None:
+    """Without dropout, whose draws are each rank's own. Bound: fp32 sums in another order, through three steps."""
+
+    def figures(strategy: str, processes: int) -> list[list[float]]:
+        content = file_of(strategy, train={"length": "3 steps"}, launch={"processes": processes})
+        content["model"]["config"]["dropout"] = 0.0
+        run = workplace.train(f"stage-{strategy}", content)
+        return [[line[name] for name in ("loss", "term.margin", "grad_norm")] for line in run.metrics()]
+
+    alone = figures("single", 1)
+    assert alone[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    for strategy in ("zero-1", "zero-2"):
+        for step, expected in zip(figures(strategy, 2), alone, strict=True):
+            assert step == pytest.approx(expected, rel=1e-4, abs=1e-5), strategy
+
+
 def test_the_recipe_is_planned_and_runs_small(full: Run, workplace: Workplace) -> None:
     """On the tiny model in place of its own, and shorter."""
     smaller = [f"model.from={full.dir.export}", "train.length=2 steps", "train.sequence=400", "launch.device=cpu"]

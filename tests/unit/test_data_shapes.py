@@ -333,3 +333,12 @@ def test_csv_with_spaces_blank_lines_and_lists(tmp_path: Path, tokenizer: Path) 
         store = TokenStore(build_store(request))
         assert store.manifest.labels == labels
         assert store.manifest.train.documents == 2
+
+
+def test_a_lone_surrogate_in_a_label_is_replaced_and_counted(tmp_path: Path, tokenizer: Path) -> None:
+    records = [{"text": "the sea", "label": "a\ud800"}, {"text": "the stone", "label": "b"}]
+    manifest = built(tmp_path, tokenizer, records, "classification").manifest
+    assert manifest.labels == ("a\ufffd", "b")
+    assert manifest.repaired == 1
+    with pytest.raises(DataError, match="has no 'label'; its keys: 'text'"):
+        built(tmp_path, tokenizer, [*records, {"text": "x"}], "classification")

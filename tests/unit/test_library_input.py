@@ -42,6 +42,12 @@ def test_script_and_run_file_may_not_both_say_it() -> None:
     assert refusal(both, model=nn.Linear(1, 1), loss=print, task=object()) == {"model", "loss", "task"}
 
 
+def test_an_adapter_needs_a_base_that_can_be_read_again() -> None:
+    config = FILE | {"adapter": "lora", "data": {"train": "*.txt"}}
+    with pytest.raises(UserError, match=r"read again at a resume(.|\n)*model: \{from: FOLDER\}"):
+        headway.prepare(config, model=nn.Linear(1, 1), loss=print)
+
+
 def test_a_run_file_without_a_model_needs_one() -> None:
     assert "model" in refusal(FILE, loss=lambda model, batch: batch)
 

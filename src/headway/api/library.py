@@ -113,6 +113,8 @@ def _load(config: str | Path | Mapping[str, Any], overrides: Sequence[str], aske
             rule = f"is given by the script, and by model.{named[0]} of the run file"
             problems.append(Problem("model", rule, fix="keep one of the two"))
         beneath["model"] = {"factory": GIVEN_TRANSFORMERS if _is_transformers(asked.model) else GIVEN_MODEL}
+        if "adapter" in written:
+            problems.append(_adapter_beside_a_module())
     if asked.task is not None and asked.loss is not None:
         problems.append(Problem("loss", "and task both say what is learnt", fix="give prepare one of the two"))
     if (asked.task is not None or asked.loss is not None) and "task" in written:
@@ -130,6 +132,15 @@ def _load(config: str | Path | Mapping[str, Any], overrides: Sequence[str], aske
     if isinstance(source, Mapping):
         return from_mapping(source, base=Path.cwd(), overrides=overrides, beneath=beneath)
     return load_run(source, overrides, beneath=beneath)
+
+
+def _adapter_beside_a_module() -> Problem:
+    rule = "goes into a base that is read again at a resume and at the merge, and this model exists in the script only"
+    fix = (
+        "write model: {from: FOLDER} (save_pretrained writes one) and call prepare without model=; or drop adapter "
+        "and give prepare what peft.get_peft_model made: its own parameters are trained, the rest stays frozen"
+    )
+    return Problem("adapter", rule, fix=fix)
 
 
 def _sections(source: Mapping[str, Any] | Path) -> dict[str, dict[str, Any]]:

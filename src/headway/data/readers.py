@@ -83,7 +83,10 @@ class LabelReader:
         self.several = several
 
     def read(self, document: Document, keys: Keys) -> Prepared | None:
-        record = document.record or {}
+        record: dict[str, Any] = dict(document.record or {})
+        label_repaired = False
+        if keys.label in record:
+            record[keys.label], label_repaired = _mended(record[keys.label])
         if self.several:
             # A source of single labels may stand beside one of lists, as held-out data say.
             text, names = read_labels(record, keys) if keys.shape == SETS else _alone(*read_label(record, keys))
@@ -93,7 +96,7 @@ class LabelReader:
         if not text.strip():
             return None
         raw, repaired = encode_text(text)
-        return Prepared(raw.decode("utf-8"), raw, raw, label=label, repaired=repaired > 0)
+        return Prepared(raw.decode("utf-8"), raw, raw, label=label, repaired=repaired > 0 or label_repaired)
 
 
 def _alone(text: str, label: str) -> tuple[str, tuple[str, ...]]:
