@@ -126,8 +126,8 @@ def test_bad_labels_name_their_line(tmp_path: Path, bert: Path) -> None:
         build_store(request_for(tmp_path, rows, bert))
     assert [problem.where for problem in caught.value.problems] == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
     assert "has no 'label'; its keys: 'text'" in caught.value.problems[0].rule
-    assert "a label is one text or one whole number" in caught.value.problems[1].rule
-    assert "holds NoneType as 'text'" in caught.value.problems[2].rule
+    assert "a label is one text, one whole number, true or false" in caught.value.problems[1].rule
+    assert "holds null as 'text'" in caught.value.problems[2].rule
     with pytest.raises(DataError, match="every text has the label 'sea': there is nothing to tell apart"):
         build_store(request_for(tmp_path, [row for row in records(9) if row["label"] == "sea"], bert))
 
@@ -172,7 +172,7 @@ def test_bad_lists_of_labels_name_their_line(tmp_path: Path, bert: Path) -> None
     assert [problem.where for problem in caught.value.problems] == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
     assert "expected a list of labels, as in the records before it" in caught.value.problems[0].rule
     rows = [*records(3), {"text": "x", "label": ["sea"]}]
-    with pytest.raises(DataError, match="holds a list, and the labels before it are one each"):
+    with pytest.raises(DataError, match="holds a list as 'label', and the labels before it are one each"):
         build_store(request_for(tmp_path, rows, bert))
     with pytest.raises(DataError, match="no text has any label"):
         build_store(request_for(tmp_path, [{"text": "x", "label": []} for _ in range(4)], bert))

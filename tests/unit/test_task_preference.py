@@ -217,9 +217,12 @@ def test_long_answers_are_cut_and_hopeless_pairs_left_out_and_both_are_said(tmp_
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "prefers an answer to itself"),
         ({"chosen": "b", "rejected": "c"}, "has no 'prompt'"),
         ({"prompt": "a", "chosen": "b"}, "has no 'chosen' and 'rejected'; its keys: 'prompt', 'chosen'"),
-        ({"prompt": "a", "chosen": " ", "rejected": "c"}, "'chosen' is empty"),
-        ({"prompt": "a", "chosen": 3, "rejected": "c"}, "'chosen' must be a text or a list of messages, not int"),
-        ({"chosen": [ASKED], "rejected": [ASKED, turn("assistant", "x")]}, "'chosen' does not end with a message"),
+        ({"prompt": "a", "chosen": " ", "rejected": "c"}, "has an empty 'chosen'"),
+        ({"prompt": "a", "chosen": 3, "rejected": "c"}, "holds int as 'chosen', not a text or a list of messages"),
+        (
+            {"chosen": [ASKED], "rejected": [ASKED, turn("assistant", "x")]},
+            "has no message of the assistant's at the end of 'chosen'",
+        ),
         ({"chosen": [turn("user", "x")], "rejected": [ASKED]}, "do not begin alike"),
     ],
 )
