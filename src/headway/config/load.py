@@ -242,16 +242,18 @@ def _without(data: dict[str, Any], paths: list[KeyPath]) -> dict[str, Any]:
 
 
 def _drop(value: Any, path: KeyPath) -> Any:
-    if isinstance(value, list) and len(path) > 1:
-        items = cast("list[Any]", value)
-        return [_drop(item, path[1:]) if str(n) == str(path[0]) else item for n, item in enumerate(items)]
+    head, below = str(path[0]), path[1:]
+    if isinstance(value, list) and below:
+        items: list[Any] = [
+            _drop(item, below) if str(number) == head else item for number, item in enumerate(cast("list[Any]", value))
+        ]
+        return items
     if not isinstance(value, dict):
         return value
     section = cast("dict[str, Any]", value)
-    head = str(path[0])
-    if len(path) == 1:
+    if not below:
         return {key: item for key, item in section.items() if key != head}
-    return {**section, head: _drop(section.get(head), path[1:])}
+    return {**section, head: _drop(section.get(head), below)}
 
 
 def _origin_table(data: dict[str, Any], origins: _Origins, path: KeyPath = ()) -> dict[str, str]:

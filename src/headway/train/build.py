@@ -79,8 +79,9 @@ def build(plan: Plan, run: RunDir, context: RankContext, given: Given | None = N
     parts = Parts(plan, run, context, source, task, engine, store, ranks, Progress(), None, (), sources)
     parts.comparison = given.comparison
     going_on = context.resume or _was_trained(run, ranks)
-    if isinstance(unwrapped(task), Preference):
-        parts.reference = make_reference(plan, engine, task, ranks, is_start=not going_on)
+    learnt = unwrapped(task)
+    if isinstance(learnt, Preference):
+        parts.reference = make_reference(plan, engine, learnt, ranks, is_start=not going_on)
     seed_everything(plan.numerics.seed, rank)
     if going_on:
         _resume(parts)
