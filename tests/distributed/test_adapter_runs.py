@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fakes.runs import BROKEN, EVERY, STEPS, Run, Workplace, end_of, run_file
+from headway.launch.ports import any_free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -105,10 +107,12 @@ run.finish()
 
 
 def test_a_script_of_the_users_trains_the_same_adapter(workplace: Workplace, base: Path, straight: Run) -> None:
-    """The base is the run file's folder; the loop is the script's."""
+    """The base is the run file's folder; the loop is the script's; DeepSpeed's launcher adds an argument of its own."""
     workplace.write("scripted", adapter_file("zero-2", base))
     (workplace.folder / "own.py").write_text(SCRIPT)
-    end_of(workplace.start(workplace.command("launch", "--processes", "2", "own.py", "name=scripted"))).expect(0)
+    words = [sys.executable, Path(sys.executable).parent / "deepspeed", "--num_gpus", "2"]
+    command = [*words, "--master_port", str(any_free_port()), "own.py", "name=scripted"]
+    end_of(workplace.start(command)).expect(0)
     own = workplace.run("scripted")
     assert own.losses() == straight.losses()
     assert own.state() == straight.state()

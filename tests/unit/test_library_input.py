@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import headway
 from fakes.models import plan_for
+from headway.api.library import users_own
 from headway.config.load import from_mapping
 from headway.errors import ConfigError, DataError, UserError
 from headway.launch.script import script_command
@@ -46,6 +47,11 @@ def test_an_adapter_needs_a_base_that_can_be_read_again() -> None:
     config = FILE | {"adapter": "lora", "data": {"train": "*.txt"}}
     with pytest.raises(UserError, match=r"read again at a resume(.|\n)*model: \{from: FOLDER\}"):
         headway.prepare(config, model=nn.Linear(1, 1), loss=print)
+
+
+def test_what_the_deepspeed_launcher_adds_is_no_override() -> None:
+    assert users_own(["--local_rank=1", "train.length=3 steps", "--local-rank=0"]) == ["train.length=3 steps"]
+    assert users_own(["--local_rank=x"]) == ["--local_rank=x"]
 
 
 def test_a_run_file_without_a_model_needs_one() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headway.train.given import Loss
     from headway.train.script import ScriptPlace, ScriptRun
 
+_OF_DEEPSPEED = re.compile(r"--local[-_]rank=\d+")
 _MORE = ("task", "examples", "force")
 _ENDLESS = 2**62  # examples of a script's own batches, where it does not say how many there are
 
@@ -80,7 +81,7 @@ def prepare(config: str | Path | Mapping[str, Any], overrides: Sequence[str], as
     from headway.train.context import RankContext, check_world, join, join_early
 
     context = RankContext.from_environment()
-    loaded = _load(config, overrides, asked, context.world)
+    loaded = _load(config, users_own(overrides), asked, context.world)
     preparing.require_checks(asked.force)
     device = preparing.probe_cluster(loaded.config.launch.device).device
     environment.prepare(device)
@@ -99,6 +100,11 @@ def prepare(config: str | Path | Mapping[str, Any], overrides: Sequence[str], as
     from headway.train.script import ScriptRun
 
     return ScriptRun(plan, _resuming(place, resume), _given(plan, asked))
+
+
+def users_own(overrides: Sequence[str]) -> list[str]:
+    """Overrides without what the deepspeed launcher puts before a script's own arguments: LOCAL_RANK says it too."""
+    return [text for text in overrides if not _OF_DEEPSPEED.fullmatch(text)]
 
 
 def _load(config: str | Path | Mapping[str, Any], overrides: Sequence[str], asked: Asked, world: int) -> LoadedRun:

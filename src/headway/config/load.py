@@ -249,7 +249,7 @@ def _drop(value: Any, path: KeyPath) -> Any:
         ]
         return items
     if not isinstance(value, dict):
-        return value
+        return cast("Any", value)
     section = cast("dict[str, Any]", value)
     if not below:
         return {key: item for key, item in section.items() if key != head}
