@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.zero import partition_parameters
 
 from headway.data.seam import IGNORE, Sample
@@ -167,3 +170,15 @@ def _count_calls(owner: Any, name: str, counted: dict[str, int], key: str) -> No
         return call(*arguments, **named)
 
     setattr(owner, name, counting)
+
+
+def outlive_groups(plan: Plan, folder: Path, times: int) -> int:
+    """`times` over: a DDP engine, one step and the end of its process group; each engine goes after its group."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for time in range(times):
+        dist.init_process_group("gloo", f"file://{folder}/group-{time}", rank=rank, world_size=world)
+        engine, task = prepare(plan)
+        engine.train_step(micro_batches(1, plan, task), plan.schedule.peak_lr, lambda _m, _n: True)
+        leave()
+        del engine
+    return times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -40,15 +41,22 @@ def run_ranks(function: Callable[..., Any], world: int, folder: Path, *arguments
         if rank.is_alive():
             rank.kill()
             rank.join()
-    outcomes = [pickle.loads(file.read_bytes()) if file.exists() else (False, "no result") for file in files]
+    outcomes = [pickle.loads(file.read_bytes()) if file.exists() else (False, _last_seen(file)) for file in files]
     failures = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(outcomes) if not good]
     assert not failures, "\n".join(failures)
     return [result for _, result in outcomes]
 
 
+def _last_seen(file: Path) -> str:
+    """Where a rank stood that gave no result."""
+    stacks = file.with_suffix(".stacks")
+    return "no result\n" + (stacks.read_text() if stacks.exists() else "and it never started")
+
+
 def _rank(
     function: Callable[..., Any], rank: int, world: int, port: int, file: Path, arguments: tuple[Any, ...]
 ) -> None:
+    faulthandler.dump_traceback_later(_SECONDS - 10, file=file.with_suffix(".stacks").open("w"))
     import torch
 
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from headway.registry import require_extra
 from headway.run.journal import Journal
 from headway.run.paths import RunDir
 from headway.track.record import identity, parameters, standing, texts
+from headway.train import environment
 
 SECRET = "s3cr3t-value-of-a-variable"
 
@@ -76,3 +78,11 @@ def test_a_store_without_its_packages_names_the_extra(tmp_path: Path, monkeypatc
     (tmp_path / "run").mkdir()
     with pytest.raises(MissingExtra, match=r"'alembic'(.|\n)*pip install 'headway\[mlflow\]'"):
         MlflowTracker().start(tmp_path / "run", "a", {}, resumed=False)
+
+
+def test_a_service_of_another_process_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B hands its service on in the environment: there a killed rank's run would be in use for the resumed one."""
+    for token, kept in ((f"3-{os.getpid()}-unix-/tmp/own", True), (f"3-{os.getppid()}-unix-/tmp/far", False)):
+        monkeypatch.setenv("WANDB_SERVICE", token)
+        environment.prepare("cpu")
+        assert ("WANDB_SERVICE" in os.environ) is kept

@@ -90,6 +90,18 @@ def seed_everything(seed: int, rank: int) -> None:
     torch.manual_seed(int(state[2]))
 
 
+_LEFT: list[dist.ProcessGroup] = []  # never emptied: see `leave`
+
+
 def leave() -> None:
+    """Leave the process group; the engine may be let go before or after.
+
+    The group's object is kept until the process ends. DistributedDataParallel's reducer holds it too, and where the
+    reducer's is the last hold, torch frees the group with Python's lock held: gloo's destructor then waits for its
+    own thread, which waits for that lock to drop a gradient bucket, and the rank hangs after its work is done.
+    """
     if dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+        if group is not None:
+            _LEFT.append(group)
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What must be set around the import of DeepSpeed, in every process that imports it."""
+"""What must be set in a rank before anything heavy is imported, and around the import of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,20 @@ def prepare(device: str) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _leave_foreign_service()
     for message in _UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
+
+
+def _leave_foreign_service() -> None:
+    """Forget a W&B service that another process started and passed on in the environment (a notebook, a sweep).
+
+    Such a service outlives a killed rank and holds that rank's run as in use, so the resumed one could not open it.
+    Its name is `version-pid-kind-address`.
+    """
+    owner = os.environ.get("WANDB_SERVICE", "").split("-")[1:2]
+    if owner and owner != [str(os.getpid())]:
+        del os.environ["WANDB_SERVICE"]
 
 
 def after_import() -> None:
