@@ -30,6 +30,8 @@ _SECONDS = {
     "day": 86400,
 }
 _AMOUNTS = {"token": "tokens", "step": "steps", "epoch": "epochs", "sequence": "sequences"}
+_LARGEST = 1e18  # more than anything that is counted, and below what 64 bits hold
+_LONGEST_SECONDS = 1e10  # three centuries; timedelta holds 8e13
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%]*)\s*([A-Za-z]*)\s*")
 
 
@@ -55,6 +57,12 @@ def _split(text: str, legal: str) -> tuple[float, str, str]:
     return value, match[2], match[3]
 
 
+def _countable(value: float) -> float:
+    if abs(value) > _LARGEST:
+        raise ValueError("is larger than anything that could be counted (1e18)")
+    return value
+
+
 def _scaled(value: float, multiplier: int) -> float:
     """The product as written in decimal: 0.29M is 290000, though 0.29 * 1e6 is not."""
     product = value * multiplier
@@ -74,7 +82,7 @@ def parse_count(text: object) -> int:
         text = _scaled(value, _MULTIPLIER[suffix.lower()])
     if not math.isfinite(text) or text != int(text):
         raise ValueError(legal)
-    return int(text)
+    return int(_countable(text))
 
 
 def _unit(first: str, second: str) -> tuple[str, str]:
@@ -107,6 +115,9 @@ def parse_amount(text: object, units: tuple[str, ...]) -> Amount:
         raise ValueError(legal)
     if amount.value <= 0:
         raise ValueError("must be above zero")
+    if amount.unit == "seconds" and amount.value > _LONGEST_SECONDS:
+        raise ValueError("is longer than three centuries")
+    _countable(amount.value)
     if amount.unit in ("tokens", "steps", "sequences") and amount.value != int(amount.value):
         raise ValueError(f"must be a whole number of {amount.unit}")
     return amount
@@ -149,7 +160,7 @@ def parse_bytes(text: object) -> int:
     count = _scaled(value, size) if math.isfinite(value) else math.nan
     if not count >= 0 or (size == 1 and count != int(count)):
         raise ValueError(f"{legal}, a whole number of bytes")
-    return int(count)
+    return int(_countable(count))
 
 
 def format_count(value: float) -> str:

@@ -166,7 +166,17 @@ def test_absent_files_and_folders(tmp_path: Path):
         ("a: *b\n", "undefined alias"),
         ("train: !!python/name:os.system x\n", "run.yaml:1: train: has the tag"),
         ("train: &t {x: *t}\n", "run.yaml:1: train.x: contains itself"),
-        ("? [a]\n: 1\n", "has a key that is not a word"),
+        ("? [a]\n: 1\n", "the file: has a key that is not a word"),
+        ("data: !mine {train: a}\n", "run.yaml:1: data: has the tag '!mine'"),
+        ("task: !mine [a]\n", "run.yaml:1: task: has the tag '!mine'"),
+        ("data: &d {train: a}\ntask: {<<: *d}\n", "run.yaml:2: task: merges keys by <<"),
+        (f"name: {'1' * 5000}\n", "run.yaml:1: name: cannot be read as a number"),
+        ("name: " + "[" * 500 + "]" * 500, "run.yaml is nested too deeply"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(f"{n}: &{n} [{', '.join([f'*{last}'] * 10)}]\n" for last, n in ("ab", "bc", "cd", "de", "ef")),
+            "run.yaml holds more than 100000 values",
+        ),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(text: str, expected: str):
@@ -177,6 +187,17 @@ def test_toml_errors_have_a_line():
     message = refused("task = 'x'\nlength = 500 steps\n", "run.toml")
     assert "run.toml:2: cannot be read as TOML" in message
     assert '"500 steps"' in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = " + "[" * 3000 + "]" * 3000, "run.toml is nested too deeply"),
+        (f"a = {'1' * 5000}", "run.toml: cannot be read as TOML"),
+    ],
+)
+def test_toml_beyond_what_python_reads(text: str, expected: str):
+    assert expected in refused(text, "run.toml")
 
 
 def test_keys_given_twice_are_refused_with_both_lines():

@@ -50,7 +50,15 @@ def test_other_amounts_are_refused_with_the_legal_units(text: object):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("0 steps", "above zero"), ("-3 tokens", "above zero"), ("0.5 steps", "whole")]
+    ("text", "why"),
+    [
+        ("0 steps", "above zero"),
+        ("-3 tokens", "above zero"),
+        ("0.5 steps", "whole"),
+        ("1e300 steps", "larger than anything"),
+        ("1e300 days", "longer than three centuries"),
+        ("1e12 h", "longer than three centuries"),  # what a time-out can still hold is less
+    ],
 )
 def test_amounts_that_mean_nothing_are_refused(text: str, why: str):
     with pytest.raises(ValueError, match=why):
@@ -72,6 +80,12 @@ def test_counts(text: object, count: int):
 @pytest.mark.parametrize("text", ["1.5", "32 kb", True, None, float("inf"), float("nan"), "1e999", [1]])
 def test_other_counts_are_refused(text: object):
     with pytest.raises(ValueError, match="must be a whole number"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["1e300", 10**40, "2e6T"])
+def test_counts_that_no_machine_counts_are_refused(text: object):
+    with pytest.raises(ValueError, match="larger than anything"):
         parse_count(text)
 
 

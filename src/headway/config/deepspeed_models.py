@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -100,7 +101,9 @@ def installed() -> tuple[str, Path]:
 def models_of(version: str, folder: Path, keep: Path | None = _CACHE) -> dict[str, dict[str, Key]]:
     """Model name -> legal key -> Key, of the release in `folder`; kept in a file per version under `keep`."""
     stamp = f"{_FORMAT}:{folder}:{(folder / 'runtime' / 'zero' / 'config.py').stat().st_mtime_ns}"
-    path = keep.expanduser() / f"{version}.json" if keep else None
+    folder_kept = keep and os.path.expanduser(keep)
+    # A user without a home (a container's bare number) keeps nothing.
+    path = Path(folder_kept, f"{version}.json") if folder_kept and not folder_kept.startswith("~") else None
     if path is not None and (known := _kept(path, stamp)) is not None:
         return known
     models = _Reading(folder).models()

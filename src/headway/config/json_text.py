@@ -92,8 +92,7 @@ class _Reader:
         if start == '"':
             return self._string()
         if match := _NUMBER.match(self._text, self._at):
-            self._at = match.end()
-            return json.loads(match[0])
+            return self._number(match[0])
         return self._bare(path)
 
     def _item(self, path: KeyPath, depth: int) -> Any:
@@ -165,6 +164,14 @@ class _Reader:
             fix = r"write a tab as \t" if "control" in error.msg else "write a backslash as two"
             self._fail(f"{match[0]} is no text: {error.msg}", fix)
         self._at = match.end()
+        return value
+
+    def _number(self, text: str) -> Any:
+        try:
+            value = json.loads(text)
+        except ValueError:  # Python reads no integer of more than 4300 digits
+            self._fail("a number has too many digits", "write fewer digits")
+        self._at += len(text)
         return value
 
     def _bare(self, path: KeyPath) -> Any:

@@ -21,7 +21,10 @@ from headway.errors import ConfigError, Problem
 KeyPath = tuple[str | int, ...]
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
+_STRUCTURE_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_MOST_VALUES = 100_000  # of a file, what its aliases repeat included: ten of them in a chain can stand for a billion
+_MERGE = "tag:yaml.org,2002:merge"
 _YAML_11 = re.compile(r"^%YAML\s+1\.[01]\b", re.MULTILINE)
 
 
@@ -86,11 +89,17 @@ def parse(text: str, name: str) -> Source:
     yaml = YAML(typ="safe", pure=True)
     try:
         node = cast("Node | None", yaml.compose(text))  # pyright: ignore[reportUnknownMemberType]
+        if node is not None:
+            source.data = _Builder(yaml, source).value(node, (), frozenset())
     except YAMLError as error:
         raise _syntax_error(error, text, name) from error
-    if node is not None:
-        source.data = _Builder(yaml, source).value(node, (), frozenset())
+    except RecursionError as error:
+        raise _too_deep(name) from error
     return source
+
+
+def _too_deep(name: str) -> ConfigError:
+    return ConfigError(f"{name} is nested too deeply to be read", fix="close the brackets that were opened")
 
 
 class _Builder:
@@ -99,14 +108,22 @@ class _Builder:
     def __init__(self, yaml: YAML, source: Source):
         self._construct = yaml.constructor.construct_object
         self._source = source
+        self._built = 0
 
     def _problem(self, path: KeyPath, node: Node, rule: str, fix: str) -> None:
         where = f"{self._source.name}:{_line(node)}"
-        self._source.problems.append(Problem(dotted(path), rule, fix=fix, where=where))
+        self._source.problems.append(Problem(dotted(path) or "the file", rule, fix=fix, where=where))
 
     def value(self, node: Node, path: KeyPath, open_nodes: frozenset[int]) -> Any:
+        self._built += 1
+        if self._built > _MOST_VALUES:
+            what = f"{self._source.name} holds more than {_MOST_VALUES} values, those that aliases (*) repeat included"
+            raise ConfigError(what, fix="write out what is meant")
         if id(node) in open_nodes:
             self._problem(path, node, "contains itself through an alias", "write the value out")
+            return None
+        if isinstance(node, MappingNode | SequenceNode) and _raw(node).tag not in _STRUCTURE_TAGS:
+            self._refuse_tag(path, node)
             return None
         if isinstance(node, MappingNode):
             return self._mapping(node, path, open_nodes | {id(node)})
@@ -125,6 +142,9 @@ class _Builder:
                 continue
             key = str(_raw(key_node).value)
             here = (*path, key)
+            if _raw(key_node).tag == _MERGE:
+                self._problem(path, key_node, "merges keys by <<, which YAML 1.2 does not have", "write the keys out")
+                continue
             if key in result:
                 first = self._source.lines[here]
                 rule = f"is given twice, in lines {first} and {_line(key_node)}"
@@ -139,10 +159,16 @@ class _Builder:
         if tag == _TIMESTAMP:  # YAML 1.2 has no dates
             return text
         if tag not in _PLAIN_TAGS:
-            self._problem(path, node, f"has the tag {tag!r}, which is not read", "write a plain value")
+            return self._refuse_tag(path, node)
+        try:
+            value = self._construct(node)
+        except ValueError:  # more digits than Python reads; or a tag, such as !!int, that its text is none of
+            self._problem(path, node, "cannot be read as a number", "write fewer digits")
             return None
-        value = self._construct(node)
         return _join_surrogates(value) if isinstance(value, str) else value
+
+    def _refuse_tag(self, path: KeyPath, node: Node) -> None:
+        self._problem(path, node, f"has the tag {_raw(node).tag!r}, which is not read", "write a plain value")
 
 
 def _raw(node: Node) -> Any:
@@ -206,6 +232,10 @@ def _parse_toml(text: str, name: str) -> Source:
         what = _TOML_LINE.sub("", str(error)).strip()
         fix = 'texts stand in quotes in TOML, also amounts such as "500 steps"'
         raise ConfigError(f"{name}:{line}: cannot be read as TOML: {what}", fix=fix) from error
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"{name}: cannot be read as TOML: {error}", fix="write fewer digits") from error
     lines: dict[KeyPath, int] = {}
     for path, line in _toml_keys(text):
         for length in range(1, len(path) + 1):

@@ -26,6 +26,7 @@ from headway.config.fields import (
     Port,
     Positive,
     Ratio,
+    Seed,
     Share,
     Stage,
     Texts,
@@ -217,7 +218,7 @@ class TrainConfig(Section):
     )
     compile: bool = Field(default=False, description="torch.compile.")
     loss_chunk: Count | Auto = Field(default="auto", description="Tokens whose logits exist at once.")
-    seed: int = Field(default=0, description="Of weights, data order and dropout.")
+    seed: Seed = Field(default=0, description="Of weights, data order and dropout.")
     eval_every: Interval | Auto | None = Field(
         default="auto", description="Steps, tokens or a time between evaluations; null: never.", examples=["500 steps"]
     )
