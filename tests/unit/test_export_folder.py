@@ -192,3 +192,18 @@ def test_padding_and_truncation_in_a_tokenizers_file_are_no_difference(tmp_path:
     tokenizer.enable_truncation(2)
     tokenizer.save(str(file))
     assert load_tokenizer(export.folder)[1] == ""
+
+
+def test_a_link_to_another_disk_stays_a_link_and_a_file_a_file(tmp_path: Path) -> None:
+    export = make_export(tmp_path, "llama")
+    (tmp_path / "large disk").mkdir()
+    export.folder.symlink_to(tmp_path / "large disk")
+    for _ in range(2):
+        export.write()
+        assert export.folder.is_symlink()
+        assert (tmp_path / "large disk" / "model.safetensors").is_file()
+    export.folder.unlink()
+    export.folder.write_text("mine")
+    with pytest.raises(ExportError, match=r"is a file\n.*name a folder"):
+        export.write()
+    assert export.folder.read_text() == "mine"

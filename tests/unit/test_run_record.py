@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.errors import UserError
 from headway.run.paths import RunDir
 from headway.run.record import DIFF_LIMIT_BYTES, gather_record, read_record, write_record
 from headway.run.secrets import REMOVED, clean, clean_arguments, clean_source, clean_text, is_secret_name
@@ -227,3 +228,15 @@ def test_entries_are_cleaned_by_their_key() -> None:
 
 def test_a_run_without_a_record(tmp_path: Path) -> None:
     assert read_record(RunDir(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null"])
+def test_a_damaged_record_is_named_with_its_newest_copy(tmp_path: Path, content: str) -> None:
+    run = RunDir(tmp_path)
+    run.record.write_text(content)
+    with pytest.raises(UserError, match=f"cannot be read(.|\n)*remove {run.record}"):
+        read_record(run)
+    (run.checkpoints / "step-00000003").mkdir(parents=True)
+    (run.checkpoints / "step-00000003" / "record.json").write_text("{}")
+    with pytest.raises(UserError, match=r"fix: cp .*step-00000003/record\.json "):
+        read_record(run)

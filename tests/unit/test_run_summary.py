@@ -181,3 +181,18 @@ def test_logs_are_sorted_by_rank(run: RunDir) -> None:
 
 def test_all_runs(run: RunDir, tmp_path: Path) -> None:
     assert [summary.name for summary in summarise_all(tmp_path)] == [run.name]
+
+
+def test_lines_of_odd_types_leave_gaps(run: RunDir) -> None:
+    run.events.write_text('{"event": "started", "time": "soon"}\n{"event": "done", "time": null, "steps": "x"}\n')
+    run.metrics.write_text('{"step": 3, "time": [], "loss": "low"}\n')
+    write_launch(run, state="done", exit_code="x")
+    summary = summarise(run)
+    assert (summary.state, summary.step, summary.started, summary.ended) == ("done", 3, None, None)
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(run, "step-00000003", 3, 1)
+    folder = run.checkpoints / "step-00000001"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([folder / "state.json", run.checkpoints / "step-00000003" / "x"]))
+    assert [found.step for found in list_checkpoints(run)] == [3]

@@ -18,7 +18,8 @@ READ_BACK = "as planned"
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A difference may be infinite; as null, which is the default, a refused certificate could not be read again.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Measure(Part):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from headway.certify.numerics import numerics_hash, versions
 from headway.certify.schema import CERTIFICATE_VERSION, Certificate
 from headway.plan.schema import Plan
+from headway.run.whole import write_whole
 
 FOLDER = Path(".headway") / "certificates"
 
@@ -23,10 +24,8 @@ def keep(certificate: Certificate, plan: Plan, text: str, folder: Path = FOLDER)
     place = place_of(plan, folder)
     place.mkdir(parents=True, exist_ok=True)
     path = place / ("partial.json" if certificate.not_asked else "certificate.json")
-    partial = path.with_suffix(".partial")
-    partial.write_text(certificate.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".txt").write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path.with_suffix(".txt"), text)
+    write_whole(path, certificate.model_dump_json(indent=1) + "\n")
     return path
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headway.data.seam import InputFile
 from headway.errors import DataError, Problem
+from headway.run.whole import write_whole
 
 # A file changed again within the clock's grain keeps its mtime: what is this young is not remembered.
 _YOUNG_SECONDS = 2.0
@@ -91,11 +92,6 @@ def _remember(record: Path, fresh: dict[str, str], stamps: dict[str, tuple[int, 
         return
     # Read again, so that what another process wrote meanwhile is kept.
     merged = _read(record) | settled
-    part = record.with_suffix(f".{os.getpid()}.part")
-    try:
+    with suppress(OSError):  # the next run hashes again
         record.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
-        part.replace(record)
-    except OSError:
-        with suppress(OSError):  # the next run hashes again
-            part.unlink(missing_ok=True)
+        write_whole(record, json.dumps(merged, separators=(",", ":")))

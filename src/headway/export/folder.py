@@ -22,6 +22,7 @@ from headway.export.tokenizer import copy_tokenizer
 from headway.model.adapter import CONFIG, LoraSource
 from headway.model.seam import ModelSource
 from headway.model.skeleton import tied_names
+from headway.run.whole import write_whole
 
 RECORD = "headway.json"
 CARD = "README.md"
@@ -61,12 +62,13 @@ def export_folder(
         ExportError: the weights are not the model's, the disk is full, or `folder` holds something else.
     """
     _require_own(folder)
-    partial = folder.with_name(f".{folder.name}.partial")
+    place = folder.resolve()  # a link to a folder on a larger disk stays a link
+    partial = place.with_name(f".{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         _write(partial, source, weights, provenance, model)
-        _put_in_place(partial, folder)
+        _put_in_place(partial, place)
     except (OSError, SafetensorError) as error:
         fix = "free space, then `headway export` the run again: its checkpoints are untouched"
         raise ExportError(f"the model could not be written to {folder}: {error}", fix=fix) from error
@@ -132,6 +134,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _require_own(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ExportError(f"{folder} is a file", fix="name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ExportError(f"{folder} is not empty and no export of Headway", fix="choose another folder, or empty it")
 
@@ -151,9 +155,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

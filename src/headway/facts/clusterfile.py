@@ -16,6 +16,7 @@ from headway.facts.hardware import Device, Machine, Peak, find_device, machine_o
 from headway.facts.prices import Price
 from headway.facts.reading import read_facts
 from headway.facts.schema import ClusterFacts, Facts
+from headway.run.whole import write_whole
 from headway.units import parse_bytes
 
 _USUAL_HOST_LINK, _USUAL_NETWORK = 25e9, 12.5e9  # PCIe 4 x16 and 100 Gbit/s, where a file says nothing
@@ -150,11 +151,9 @@ def write_cluster(path: Path, cluster: ClusterFile) -> None:
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.dump(cluster.model_dump(mode="json", exclude_none=True), stream)  # pyright: ignore[reportUnknownMemberType]
-    temporary = path.with_suffix(f"{path.suffix}.tmp")
     head = "# Written by Headway; every entry may be changed. `headway plan run.yaml --on` this file plans for it.\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(head + stream.getvalue(), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, head + stream.getvalue())
     except OSError as error:
         raise PlanError(f"{path} cannot be written: {error.strerror}", fix="name another file") from error

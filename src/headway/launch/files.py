@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from headway.launch.seam import JobStatus, RankFailure
 from headway.run.lock import Holder, is_alive
 from headway.run.paths import RunDir
+from headway.run.whole import write_whole
 
 STARTED_AGAIN = "======== started again "
 
@@ -63,19 +63,17 @@ def _record_path(run_dir: Path) -> Path:
 
 def write_record(run_dir: Path, record: LaunchRecord) -> None:
     """Replace launch.json; a reader sees the old text or the new, never half."""
-    partial = run_dir / f".launch.json.{os.getpid()}"
-    partial.write_text(json.dumps(asdict(record), indent=2, default=str) + "\n", encoding="utf-8")
-    partial.replace(_record_path(run_dir))
+    write_whole(_record_path(run_dir), json.dumps(asdict(record), indent=2, default=str) + "\n")
 
 
 def read_record(run_dir: Path) -> LaunchRecord | None:
-    """launch.json, or None where no job was started here."""
+    """launch.json, or None where no job was started here, or the file is damaged."""
     try:
         data: dict[str, Any] = json.loads(_record_path(run_dir).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data["supervisor"] = Holder(**data["supervisor"])
+        if data["failure"] is not None:
+            data["failure"]["log"] = Path(data["failure"]["log"])
+            data["failure"] = RankFailure(**data["failure"])
+        return LaunchRecord(**data)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    data["supervisor"] = Holder(**data["supervisor"])
-    if data["failure"] is not None:
-        data["failure"]["log"] = Path(data["failure"]["log"])
-        data["failure"] = RankFailure(**data["failure"])
-    return LaunchRecord(**data)

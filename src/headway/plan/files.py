@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any, cast
@@ -13,25 +12,30 @@ from pydantic import ValidationError
 
 from headway.errors import PlanError
 from headway.plan.schema import PLAN_VERSION, Plan
+from headway.run.whole import write_whole
 
 _AGAIN = "write what you want to change into the run file, or as key=value after it, and plan again"
 
 
 def _way_back(path: Path) -> str:
-    """How to get the plan back: each checkpoint of the run holds the one that it was saved under."""
-    saved = max(path.parent.glob("checkpoints/step-*/plan.json"), key=lambda copy: copy.stat().st_mtime, default=None)
+    """How to get the plan back."""
+    saved = newest_copy(path)
     if saved is None:
         return _AGAIN
     command = shlex.join(["cp", str(saved), str(path)])
     return f"{command}   (as it was saved; what you want to change: headway resume RUN key=value)"
 
 
+def newest_copy(path: Path) -> Path | None:
+    """The newest checkpoint's copy of a run's file: each holds the plan and the record that it was saved under."""
+    copies = path.parent.glob(f"checkpoints/step-*/{path.name}")
+    return max(copies, key=lambda copy: copy.stat().st_mtime, default=None)
+
+
 def write_plan(plan: Plan, path: Path) -> None:
     """Write {"digest", "plan"} as JSON; a reader sees the whole file or the old one."""
     content = {"digest": plan.digest(), "plan": plan.model_dump(mode="json")}
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_plan(path: Path) -> Plan:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.run.whole import write_whole
+
 FOLDER = "evaluations"
 
 
@@ -39,9 +41,7 @@ def keep(evaluation: Evaluation, root: Path) -> Path:
         content["data_hash"] = content["data_hash"] or before.data_hash
         content["tasks"] = {**before.tasks, **content["tasks"]}
         content["settings"] = {**before.settings, **content["settings"]}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, indent=2) + "\n")
     return path
 
 

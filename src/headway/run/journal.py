@@ -35,7 +35,7 @@ class Journal:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line, in one write."""
-        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(finite(line), allow_nan=False, separators=(",", ":"))
         content = (("\n" if self._torn else "") + text + "\n").encode()
         self._torn = True
         while content:  # a second turn only where a disk that fills up cut the first
@@ -116,13 +116,14 @@ def _parse(content: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with every number that JSON does not have as a string."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in cast("Mapping[object, Any]", value).items()}
+        return {str(key): finite(item) for key, item in cast("Mapping[object, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in cast("Iterable[Any]", value)]
+        return [finite(item) for item in cast("Iterable[Any]", value)]
     return value
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from headway.errors import Problem, UserError
 from headway.run.paths import RunDir
+from headway.run.whole import write_whole
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,7 @@ class JobLock:
 
 def request_stop(run: RunDir, reason: str) -> None:
     """Ask the job to save and end; the workers look at each step."""
-    temporary = run.stop_request.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"time": time.time(), "reason": reason}))
-    temporary.replace(run.stop_request)
+    write_whole(run.stop_request, json.dumps({"time": time.time(), "reason": reason}))
 
 
 def stop_requested(run: RunDir) -> str | None:

@@ -168,8 +168,11 @@ def find(reference: str, root: Path) -> RunDir:
         UserError: nothing fits, or a prefix fits several; names what is near.
     """
     by_path = RunDir(Path(reference))
-    if reference and by_path.exists():
-        return by_path
+    try:
+        if reference and by_path.exists():
+            return by_path
+    except OSError:  # longer than a file's name can be, or not to be looked into
+        pass
     runs = list_runs(root)
     if not runs:
         raise _not_found(reference, f"there is no run in {root}", "start one with `headway train run.yaml`")

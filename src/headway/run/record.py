@@ -10,18 +10,22 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
+from headway.errors import UserError
+from headway.plan.files import newest_copy
 from headway.plan.schema import Plan
 from headway.run.paths import RunDir
 from headway.run.secrets import REMOVED, clean, clean_arguments, clean_source, is_secret_variable, secret_values
+from headway.run.whole import write_whole
 
 # Variables that change what a run computes, how fast, or where; nothing else is recorded.
 _PREFIXES = (
@@ -82,18 +86,26 @@ def write_record(run: RunDir, record: Mapping[str, Any]) -> None:
         run.record_diff.write_bytes(content)
         git |= {"diff_file": run.record_diff.name, "diff_sha256": hashlib.sha256(content).hexdigest()}
     text = json.dumps({**record, "git": git}, indent=2, sort_keys=True)
-    temporary = run.record.with_suffix(".tmp")
-    temporary.write_text(text + "\n")
-    temporary.replace(run.record)
+    write_whole(run.record, text + "\n")
 
 
 def read_record(run: RunDir) -> dict[str, Any]:
-    """The record as written; {} where the run has none."""
+    """The record as written; {} where the run has none. Raises UserError where it is damaged."""
     try:
-        record: dict[str, Any] = json.loads(run.record.read_text())
+        record: object = json.loads(run.record.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return record
+    except ValueError as error:
+        raise _damaged(run, str(error)) from error
+    if not isinstance(record, dict):
+        raise _damaged(run, "it is no JSON object")
+    return cast("dict[str, Any]", record)
+
+
+def _damaged(run: RunDir, why: str) -> UserError:
+    saved = newest_copy(run.record)
+    fix = shlex.join(["cp", str(saved), str(run.record)]) if saved else f"remove {run.record}"
+    return UserError(f"{run.record} cannot be read: {why}", fix=fix)
 
 
 def read_diff(run: RunDir) -> bytes:

@@ -70,7 +70,7 @@ def summarise(run: RunDir) -> RunSummary:
     launch = _launch(run, events)
     state = _state(run, events, launch)
     evaluations = [line for line in events if line.get("event") == "evaluation"]
-    times = [float(line["time"]) for line in (*events[:1], *events[-1:], *metrics[-1:]) if "time" in line]
+    times = [time for line in (*events[:1], *events[-1:], *metrics[-1:]) if (time := _time(line)) is not None]
     return RunSummary(
         name=run.name,
         path=run.path,
@@ -130,7 +130,11 @@ def list_checkpoints(run: RunDir) -> tuple[CheckpointSummary, ...]:
                 (int(manifest["serial"]), CheckpointSummary(folder.name, step, sum(files.values()), time, sound))
             )
         except (KeyError, TypeError, ValueError):
-            step, time = _int(folder.name.split("-")[1]), folder.stat().st_mtime
+            step = _int(folder.name.split("-")[1])
+            try:
+                time = folder.stat().st_mtime
+            except FileNotFoundError:  # a run that goes on has removed it since
+                continue
             found.append((-1, CheckpointSummary(folder.name, step, 0, time, complete=False)))
     return tuple(summary for _, summary in sorted(found, key=lambda item: (item[0], item[1].name)))
 
@@ -140,7 +144,7 @@ def _launch(run: RunDir, events: list[dict[str, Any]]) -> dict[str, Any]:
     path = run.path / "launch.json"
     started = _last(events, "started") or {}
     try:
-        current = path.stat().st_mtime >= float(started.get("time", 0.0))
+        current = path.stat().st_mtime >= (_time(started) or 0.0)
     except OSError:
         return {}
     return _json(path) if current else {}
@@ -205,6 +209,12 @@ def _best(evaluations: list[dict[str, Any]]) -> dict[str, Any] | None:
     # A NaN is the lowest of nothing, and min() would keep it if it came first.
     comparable = [line for line in evaluations if isinstance(line.get("loss"), float) and line["loss"] == line["loss"]]
     return min(comparable, key=lambda line: line["loss"], default=None)
+
+
+def _time(line: dict[str, Any]) -> float | None:
+    """Unix seconds; None where a line has none."""
+    time = line.get("time")
+    return float(time) if isinstance(time, int | float) else None
 
 
 def _last(events: list[dict[str, Any]], name: str) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from headway.run.journal import latest, read
 from headway.run.paths import RunDir
 from headway.run.record import known_secrets
 from headway.run.secrets import clean, clean_text
+from headway.run.whole import write_whole
 
 EVALUATION = "eval."
 TRAINING_MARK, EVALUATION_MARK = "loss", f"{EVALUATION}loss"  # a figure that every line of its kind has
@@ -86,9 +87,7 @@ def identity(run_dir: Path, kind: str) -> str:
     path = run_dir / "track" / f"{kind}.json"
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"id": uuid.uuid4().hex[:16]}))
-        partial.replace(path)
+        write_whole(path, json.dumps({"id": uuid.uuid4().hex[:16]}))
     return str(json.loads(path.read_text())["id"])
 
 

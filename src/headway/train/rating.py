@@ -28,6 +28,7 @@ from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
 from headway.registry import resolve
 from headway.run.paths import RunDir
+from headway.run.whole import write_whole
 from headway.task.own import task_of
 from headway.task.seam import Batch
 from headway.train import environment
@@ -66,9 +67,7 @@ def _work(run: RunDir, _: StopSignals) -> None:
     barrier()
     found["steps"] = _steps(plans, job["seconds_each"], device)
     if context.rank == 0:
-        temporary = run.path / f"{RATES}.tmp"
-        temporary.write_text(json.dumps(found))
-        temporary.replace(run.path / RATES)
+        write_whole(run.path / RATES, json.dumps(found))
     leave()
 
 
