@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-from headway.data.records import RecordSource
+from headway.data.records import ColumnSource, RecordSource
 from headway.data.seam import InputFile, Skip
-from headway.data.shapes import SETS, TEXT, columns, every_column
+from headway.data.shapes import SETS
 from headway.data.unpacking import is_compressed, open_unpacked, undamaged
 from headway.errors import DataError, Problem
 
@@ -24,7 +24,7 @@ _TEXTS, _LABELS = ("txt", "text"), ("cls", "label")
 _READABLE = (*_TEXTS, *_LABELS, "json", "jsonl")
 
 
-class Arrow(RecordSource):
+class Arrow(ColumnSource):
     """Columns of Arrow IPC files and streams, as `datasets` saves them too. Needs pyarrow (the extra `parquet`)."""
 
     @cached_property
@@ -51,14 +51,6 @@ class Arrow(RecordSource):
         name, first, end = _parse_range(shard)
         return sum(batch.nbytes for batch in islice(self._batches(name), first, end))
 
-    def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
-        shape = self.config.shape
-        yield from self._rows(shard, columns(TEXT if shape == "auto" else shape, self.keys))
-
-    def first_records(self) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
-        for shard in self.shards():
-            yield from self._rows(shard, every_column(self.keys))
-
     def _rows(self, shard: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         name, first, end = _parse_range(shard)
         number = 0
@@ -66,11 +58,9 @@ class Arrow(RecordSource):
             if index < first:
                 number += batch.num_rows
                 continue
-            held: list[str] = batch.schema.names
-            taken = [column for column in wanted if column in held]
-            if not taken:
-                rule = f"the file has no column {wanted[0]!r}; its columns: {', '.join(map(repr, held))}"
-                yield self.fault(name, f"no {wanted[0]!r}", rule, f"name the text's column with {self.key}.text_key")
+            taken = self.taken(name, batch.schema.names, wanted)
+            if isinstance(taken, Skip):
+                yield taken
                 return
             for row in batch.select(taken).to_pylist():
                 number += 1

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -269,15 +269,8 @@ def _escaped(value: object) -> str:
     return value if isinstance(value, str) and not value.isascii() else ""
 
 
-class Parquet(RecordSource):
-    """The columns of its shape, one row group a shard. Needs pyarrow (the extra `parquet`)."""
-
-    def shards(self) -> list[str]:
-        return [f"{file.name}#{group}" for file in self.found for group in range(self._open(file.name).num_row_groups)]
-
-    def size_bytes(self, shard: str) -> int:
-        name, _, group = shard.rpartition("#")
-        return self._open(name).metadata.row_group(int(group)).total_byte_size
+class ColumnSource(RecordSource):
+    """Records whose fields lie in columns: only those that the shape needs are read."""
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         shape = self.config.shape
@@ -288,14 +281,35 @@ class Parquet(RecordSource):
             yield from self._rows(shard, every_column(self.keys))
 
     def _rows(self, shard: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        """(where, record) of each row, with those of the columns `wanted` that there are."""
+        raise NotImplementedError
+
+    def taken(self, name: str, held: Sequence[str], wanted: tuple[str, ...]) -> list[str] | Skip:
+        """The columns `wanted` that the file holds; where it holds none, what is wrong with it."""
+        found = [column for column in wanted if column in held]
+        if found:
+            return found
+        rule = f"the file has no column {wanted[0]!r}; its columns: {', '.join(map(repr, held))}"
+        return self.fault(name, f"no {wanted[0]!r}", rule, f"name the text's column with {self.key}.text_key")
+
+
+class Parquet(ColumnSource):
+    """The columns of its shape, one row group a shard. Needs pyarrow (the extra `parquet`)."""
+
+    def shards(self) -> list[str]:
+        return [f"{file.name}#{group}" for file in self.found for group in range(self._open(file.name).num_row_groups)]
+
+    def size_bytes(self, shard: str) -> int:
+        name, _, group = shard.rpartition("#")
+        return self._open(name).metadata.row_group(int(group)).total_byte_size
+
+    def _rows(self, shard: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         name, _, group = shard.rpartition("#")
         file = self._open(name)
         number = sum(file.metadata.row_group(g).num_rows for g in range(int(group)))
-        held: list[str] = file.schema_arrow.names
-        taken = [column for column in wanted if column in held]
-        if not taken:
-            rule = f"the file has no column {wanted[0]!r}; its columns: {', '.join(map(repr, held))}"
-            yield self.fault(name, f"no {wanted[0]!r}", rule, f"name the text's column with {self.key}.text_key")
+        taken = self.taken(name, file.schema_arrow.names, wanted)
+        if isinstance(taken, Skip):
+            yield taken
             return
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[int(group)], columns=taken):
             for row in batch.to_pylist():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ModelError
+from headway.facts.dimensions import Dimensions
 from headway.facts.schema import ExpertShape, ModelShape
 
 Config = dict[str, Any]
@@ -42,37 +43,11 @@ def count_shape(config: Config) -> ModelShape | None:
         raise ModelError(f"the {name} config has no {error.args[0]}", fix=fix) from error
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """The fields that most architectures share."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    tied: bool
-
-    @property
-    def query(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def attention(self) -> int:
-        """Weights of the four projections."""
-        return self.hidden * (2 * self.query + 2 * self.kv_heads * self.head_dim)
-
-    @property
-    def bias(self) -> int:
-        """Of query, key and value."""
-        return self.query + 2 * self.kv_heads * self.head_dim
-
-
-def _read(config: Config, *, tied: bool = False, kv_heads: int | None = None, head_dim: int | None = None) -> _Numbers:
+def _read(
+    config: Config, *, tied: bool = False, kv_heads: int | None = None, head_dim: int | None = None
+) -> Dimensions:
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    return _Numbers(
+    return Dimensions(
         vocab=int(config["vocab_size"]),
         hidden=hidden,
         layers=int(config["num_hidden_layers"]),
@@ -80,11 +55,12 @@ def _read(config: Config, *, tied: bool = False, kv_heads: int | None = None, he
         kv_heads=int(config.get("num_key_value_heads") or kv_heads or heads),
         head_dim=int(config.get("head_dim") or head_dim or hidden // heads),
         ffn=int(config["intermediate_size"]),
+        positions=int(config.get("max_position_embeddings") or 0),
         tied=bool(config.get("tie_word_embeddings", tied)),
     )
 
 
-def _shape(config: Config, size: _Numbers, block: Block, final_norm: int) -> ModelShape:
+def _shape(config: Config, size: Dimensions, block: Block, final_norm: int) -> ModelShape:
     moe = block.experts
     sparse_layers = moe.layers if moe else 0
     table = size.vocab * size.hidden
@@ -102,7 +78,7 @@ def _shape(config: Config, size: _Numbers, block: Block, final_norm: int) -> Mod
         head_dim=size.head_dim,
         ffn=size.ffn,
         vocab=size.vocab,
-        max_sequence=int(config.get("max_position_embeddings") or config.get("max_seq_len") or 0),
+        max_sequence=size.positions,
         tied=size.tied,
         largest_layer_parameters=max(block.sparse, block.dense if sparse_layers < size.layers else 0, table),
         estimated=True,
@@ -129,7 +105,7 @@ def _mpt(config: Config) -> ModelShape:
     """Norms without a bias, no learned positions (ALiBi); transformers takes four times hidden, whatever the ratio."""
     hidden, heads = int(config["d_model"]), int(config["n_heads"])
     ffn = 4 * hidden
-    size = _Numbers(
+    size = Dimensions(
         vocab=int(config["vocab_size"]),
         hidden=hidden,
         layers=int(config["n_layers"]),
@@ -137,6 +113,7 @@ def _mpt(config: Config) -> ModelShape:
         kv_heads=heads,
         head_dim=hidden // heads,
         ffn=ffn,
+        positions=int(config.get("max_seq_len") or 0),
         tied=bool(config.get("tie_word_embeddings", True)),
     )
     return _shape(config, size, Block(size.attention + 2 * hidden * ffn + 2 * hidden), hidden)
@@ -149,7 +126,7 @@ def _nemotron(config: Config) -> ModelShape:
     return _shape(config, size, Block(block), 2 * size.hidden)
 
 
-def _moe(config: Config, size: _Numbers, ffn: int, layers: int) -> ExpertShape:
+def _moe(config: Config, size: Dimensions, ffn: int, layers: int) -> ExpertShape:
     count = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
     if not count:
         raise KeyError("num_experts")

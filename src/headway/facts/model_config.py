@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -122,7 +123,7 @@ def _require_decoder(config: dict[str, Any], folder: Path, task: str) -> None:
 
 def locate_pretrained(name: str, revision: str | None, base: Path) -> tuple[Path, str | None, tuple[str, ...]]:
     """(folder, revision, notes) of a local folder or a Hub id. Raises ModelError if it is neither."""
-    folder = (base / Path(name).expanduser()).resolve()
+    folder = (base / os.path.expanduser(name)).resolve()  # Path's own raises where a home is not known
     if folder.is_dir():
         notes = (f"model.revision {revision} has no meaning for the local folder {name}",) if revision else ()
         return folder, None, notes

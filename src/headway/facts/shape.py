@@ -16,37 +16,13 @@ from pydantic import ValidationError
 from headway.errors import ConfigError, ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
 from headway.facts.counting import count_shape
+from headway.facts.dimensions import Dimensions
 from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
 from headway.facts.schema import AdapterShape, Facts, ModelShape
 
 _PROBE_SECONDS = 300.0
 _Answer = TypeVar("_Answer", bound=Facts)
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """A config's numbers, with its architecture's own defaults where a key is absent."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    positions: int
-    tied: bool
-
-    @property
-    def query(self) -> int:
-        """Width of all query heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def key_value(self) -> int:
-        """Width of all key heads together; the value heads have the same."""
-        return self.kv_heads * self.head_dim
 
 
 def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
@@ -127,9 +103,7 @@ def _block(config: dict[str, Any], size: Dimensions, arch: Arch) -> int:
 
 
 def _attention(config: dict[str, Any], size: Dimensions, model: str) -> int:
-    query, key_value, hidden = size.query, size.key_value, size.hidden
-    weights = hidden * (query + 2 * key_value) + query * hidden
-    bias_in, bias_out = query + 2 * key_value, hidden
+    weights, bias_in, bias_out = size.attention, size.bias, size.hidden
     by_key = bool(config.get("attention_bias", ARCHITECTURES[model].defaults.get("attention_bias", False)))
     if model == "qwen2":
         return weights + bias_in
