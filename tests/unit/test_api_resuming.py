@@ -13,7 +13,7 @@ from fakes.plans import LAPTOP, SMALL, plan_of
 from headway.api import preparing, resuming, running
 from headway.api.differing import differences
 from headway.cli.plain import PlainScreen
-from headway.errors import CheckFailed, PlanError, UserError
+from headway.errors import CheckFailed, ConfigError, PlanError, UserError
 from headway.plan.files import read_plan
 from headway.plan.schema import Plan
 from headway.run.lock import JobLock, this_process
@@ -180,3 +180,31 @@ def test_differences_are_what_was_decided_otherwise() -> None:
     assert found["launch.processes"] == (2, 1)
     assert found["strategy.stage"] == (2, 3)
     assert not [key for key in found if key.startswith(("schedule.", "memory.", "reasons."))]
+
+
+def test_a_run_without_its_run_file_says_how_to_get_it_back(run: RunDir, started: list[Plan]) -> None:
+    run.config.unlink()
+    with pytest.raises(ConfigError, match=r"fix: if nothing .* cp .*/run\.yaml .*/run\.yaml"):
+        resuming.resume(run.path, ["train.log_every=2"], screen=PlainScreen(), force=())
+    resuming.resume(run.path, [], screen=PlainScreen(), force=())  # the plan stands
+    assert len(started) == 1
+
+
+def test_half_a_run_directory_is_not_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = list(run.path.parent.iterdir())
+    planned = preparing.planned(Path("run.yaml"), [], build=True)
+    monkeypatch.setattr(running, "write_record", full)
+    with pytest.raises(OSError, match="No space left"):
+        running.make_run(planned, None)
+    assert list(run.path.parent.iterdir()) == before
+
+
+def test_folders_of_the_run_file_may_begin_at_home(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path.cwd() / "home"
+    monkeypatch.setenv("HOME", str(home))
+    planned = preparing.planned(Path("run.yaml"), ["data.cache=~/cache", "runs=~/runs"], build=True)
+    assert planned.plan.data.store.startswith(str(home / "cache"))
+    assert running.make_run(planned, None).path.parent == home / "runs"

@@ -43,6 +43,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["data", "build", "absent.yaml", "--plain"], "there is no file absent.yaml", "`headway init`"),
         (["init", "no/such/folder/run.yaml"], "cannot be written: No such file or directory", ""),
         (["plan", "run.yaml", "train.lenght=5 steps"], "--set: train.lenght", "write train.length"),
+        (["plan", "train.lenght=5 steps", "run.yaml"], "--set: train.lenght", "write train.length"),
+        (["train", "train.length=5 steps"], "the following arguments are required: RUN_FILE", "see headway train"),
+        (["certify", "run.yaml", "--claims", "a"], "'a' is no list of claims, such as 1,4", "see headway certify"),
+        (["certify", "run.yaml", "--claims", "9"], "there is no claim 9", "from 1 to 8"),
+        (["show", "n" * 300], "there is no run in runs", "headway train run.yaml"),
+        (["show", "--rank", "1"], "--rank has no effect on headway show", "--logs --rank"),
+        (["show", "--plain", "--logs"], "--plain has no effect on headway show --logs", "--follow --plain"),
+        (["show", "--logs", "--json"], "--json has no effect on headway show --logs", "without --json"),
+        (["show", "--logs", "--follow"], "two things to do", "give one"),
+        (["plan", "run.yaml", "train.seed=-1"], "train.seed = -1: must be at least 0", ""),
+        (["plan", "run.yaml", "launch.timeout=1e12 h"], "longer than three centuries", "10 min"),
     ],
 )
 def test_bad_input(arguments: list[str], expected: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +87,8 @@ def test_a_starter_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> Non
         (WorkerFailed("rank 1 failed first"), 5, "error: rank 1 failed first"),
         (ExportError("differs"), 7, "error: differs"),
         (HeadwayError(), 1, "error: HeadwayError"),
+        (OSError(28, "No space left on device", "runs/a"), 1, "error: runs/a: No space left on device\n    fix: free"),
+        (PermissionError(13, "Permission denied", "runs"), 1, "error: runs: Permission denied\n    fix: use a folder"),
         (Stopped("stopped and saved"), 75, "stopped and saved"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -129,3 +142,34 @@ def test_without_a_place_to_write_it_is_said(
     monkeypatch.setattr("headway.api.runs", fail)
     assert main(["show"]) == 1
     assert "set HEADWAY_TRACEBACK=1" in capsys.readouterr().err
+
+
+def test_a_run_is_found_below_the_root_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("else/mine").mkdir(parents=True)
+    Path("else/mine/run.yaml").write_text("")
+    for word in ("mine", "latest"):
+        assert main(["show", "--root", "else", word, "--json"]) == 0
+        assert '"name": "mine"' in capsys.readouterr().out
+    assert main(["show", "mine"]) == 2
+
+
+def test_a_file_of_a_sweep_may_have_an_equals_sign_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lr=1e-3.yaml").write_text("name: x\n")
+    assert main(["plan", "lr=1e-3.yaml"]) == 2
+    assert "model: is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--max-tokens", "0"), "max_tokens = 0: must be at least 1"),
+        (("--temperature", "-1"), "temperature = -1.0: must be 0"),
+        (("--temperature", "nan", "--seed", "-1"), "seed = -1: must be at least 0"),
+    ],
+)
+def test_what_cannot_be_drawn(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model").mkdir()
+    assert main(["generate", "model", "--prompt", "a", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["evaluate", "model", "--limit", "0"]) == 2
+    assert "limit = 0: must be at least 1" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from headway.api.outlooks import Inquiry
 from headway.check.report import Report, Verdict, green, red
 from headway.cli.main import main
 from headway.cli.seam import ExportResult, Screen
+from headway.cli.tables import print_json
 from headway.config.reference import reference
 from headway.config.starter import STARTER
 from headway.plan.files import write_plan
@@ -298,3 +299,13 @@ def test_stop_says_so_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> 
     with JobLock(run):
         assert main(["stop", "mine"]) == 0
     assert run.stop_request.exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_json_is_json_whatever_the_figures_and_the_terminal(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr("sys.stdout", stream)
+    print_json({"loss": float("nan"), "paths": [Path("café"), float("-inf")]})
+    stream.flush()
+    text = stream.buffer.getvalue().decode(encoding)
+    assert json.loads(text, parse_constant=pytest.fail) == {"loss": "NaN", "paths": ["café", "-Infinity"]}

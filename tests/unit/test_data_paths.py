@@ -119,3 +119,9 @@ def test_globs(pattern: str, matches: list[str], misses: list[str]) -> None:
     compiled = glob_pattern(pattern)
     assert all(compiled.fullmatch(name) for name in matches)
     assert not any(compiled.fullmatch(name) for name in misses)
+
+
+def test_a_home_that_nobody_has_is_an_absent_folder(base: Path) -> None:
+    assert locate("~nobody-here/a.txt", base) == base / "~nobody-here/a.txt"
+    with pytest.raises(DataError, match="there is no '~nobody-here'"):
+        names(base, "~nobody-here/a.txt")

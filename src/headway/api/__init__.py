@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headway.errors import Problem, UserError
+
 if TYPE_CHECKING:
     from headway.api.in_force import Effective
     from headway.api.outlooks import Inquiry
@@ -207,7 +209,10 @@ def certify(
     each small run as it begins. Raises the errors of `plan`, ModelError where the model cannot be made small.
     """
     from headway.api import certifying, preparing
+    from headway.data.seam import Silent
 
+    certifying.require_claims(claims)
+    report = report or Silent()
     if not again and not claims:
         known = certifying.on_the_shelf(preparing.planned(path, overrides, build=False).plan)
         if known is not None:
@@ -216,9 +221,10 @@ def certify(
 
     warm_up()
     plan = preparing.planned(path, overrides, build=True, report=report).plan
+    told = certifying.Told(progress, report.note)
     if claims:
-        return certifying.certified_in_part(plan, claims, progress)
-    return certifying.certified(plan, progress, again=again)
+        return certifying.certified_in_part(plan, claims, told)
+    return certifying.certified(plan, told, again=again)
 
 
 def dry_run(
@@ -308,7 +314,6 @@ def follow(run: str | None, screen: Screen) -> None:
 
 def stop(run: str | None) -> Path:
     """Ask a run to save and end at its next step. Raises UserError where it is not running."""
-    from headway.errors import UserError
     from headway.run.lock import request_stop
     from headway.run.paths import RunDir
     from headway.run.summary import summarise
@@ -350,6 +355,8 @@ def evaluate(
 
     Returns the figures and the file that holds them. Raises UserError, DataError, MissingExtra: see `evaluating`.
     """
+    if limit is not None and limit < 1:
+        raise UserError(problems=[Problem("limit", "must be at least 1", limit)])
     found = Path(target) if Path(target).is_dir() else find_run(target)
     from headway.export import evaluating
     from headway.export.harness import HarnessRequest

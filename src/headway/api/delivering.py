@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from headway.cli.seam import ExportResult
-from headway.errors import ExportError
+from headway.errors import ExportError, Problem, UserError
 from headway.plan.files import read_plan
 from headway.run.paths import RunDir
 from headway.run.record import read_diff, read_record
@@ -43,7 +44,14 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
 
 
 def generate(target: Path, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
-    """A continuation by a model folder, or by the export of a run directory."""
+    """A continuation by a model folder, or by a run's export. Raises UserError for figures that cannot be."""
+    problems = [Problem("max_tokens", "must be at least 1", max_tokens)] if max_tokens < 1 else []
+    if not 0 <= temperature < math.inf:
+        problems.append(Problem("temperature", "must be 0 (the likeliest token) or above", temperature))
+    if not 0 <= seed < 2**63:
+        problems.append(Problem("seed", "must be at least 0", seed))
+    if problems:
+        raise UserError(problems=problems)
     folder = target if _is_model(target) else RunDir(target).export
     if not _is_model(folder):
         raise ExportError(f"{target} holds no exported model", fix=f"headway export {target}")

@@ -188,7 +188,8 @@ def _on_rank_0(work: Callable[[], tuple[RunDir, bool]], context: RankContext) ->
     if said[0] is None:
         import headway.errors as errors
 
-        raise getattr(errors, said[1], HeadwayError)(f"rank 0: {said[2]}")
+        kind = getattr(errors, said[1], HeadwayError)
+        raise (UserError if kind is errors.MissingExtra else kind)(f"rank 0: {said[2]}")
     return RunDir(Path(said[0][0])), said[0][1]
 
 

@@ -29,6 +29,6 @@ def follow(path: Path, screen: Screen) -> None:
     while True:
         running = is_running(run)
         feed.poll()
-        if not running:
+        if not running or feed.lost:
             return
         time.sleep(_POLL_SECONDS)

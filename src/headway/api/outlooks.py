@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,7 +147,7 @@ def model_config(name: str) -> dict[str, Any]:
     Raises:
         ModelError: there is none; near names of known models are in its fix.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not path.exists() and (known := find_model(name)) is not None:
         return known
     if not path.is_file():

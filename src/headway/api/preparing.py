@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 from headway.check.checks import require_checks, run_checks
 from headway.check.report import Report, Verdict
 from headway.config.load import LoadedRun, from_mapping, load_run, load_text
+from headway.config.reader import read_text
 from headway.config.schema import RunConfig, SourceConfig, TokenizerConfig
 from headway.data import look, peek
 from headway.data.build import StoreRequest, build_store, find_store
@@ -19,6 +22,7 @@ from headway.data.remote import local_copies
 from headway.data.seam import ProgressReporter, Silent
 from headway.data.tokenizer import TokenizerRequest, find_tokenizer, prepare_tokenizer
 from headway.data.vocabulary import read_vocabulary
+from headway.errors import ConfigError
 from headway.facts.adapters import with_adapter
 from headway.facts.cluster import probe_cluster
 from headway.facts.labels import has_labels, with_labels
@@ -77,8 +81,11 @@ def reload(run: RunDir, origin: Path, overrides: Sequence[str], added: Sequence[
     """
     named_anew = any(text.partition("=")[0].strip() in ("strategy", "strategy.config") for text in added)
     kept = run.deepspeed_json.is_file() and not named_anew
-    json = run.deepspeed_json.read_text(encoding="utf-8") if kept else None
-    return load_text(run.config.read_text(encoding="utf-8"), origin, [*overrides, *added], json)
+    json = read_text(run.deepspeed_json) if kept else None
+    if not run.config.is_file():
+        fix = f"if nothing in it has changed since: {shlex.join(['cp', str(origin), str(run.config)])}"
+        raise ConfigError(f"{run.config}, the run file as it was at the start, is not there any more", fix=fix)
+    return load_text(read_text(run.config), origin, [*overrides, *added], json)
 
 
 def prepare_data(
@@ -139,7 +146,7 @@ def gather_facts(
         require_extra("adapter", config.adapter.kind)
         shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
     if (config.adapter is not None or task == "preference") and origin.path:
-        base = weights_identity(origin.path, Path(config.data.cache).absolute())
+        base = weights_identity(origin.path, _cache(config))
     return AllFacts(
         cluster=cluster,
         shape=shape,
@@ -207,7 +214,12 @@ def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) ->
 
 def runs_root(loaded: LoadedRun) -> Path:
     """Where run directories are made: relative to where the user stands, as every tool does."""
-    return Path(loaded.config.runs)
+    return Path(os.path.expanduser(loaded.config.runs))
+
+
+def _cache(config: RunConfig) -> Path:
+    """With the runs: where the user stands."""
+    return Path(os.path.expanduser(config.data.cache)).absolute()
 
 
 def planned(
@@ -239,7 +251,7 @@ def _tokenizer_request(loaded: LoadedRun, report: ProgressReporter | None = None
         config=asked,
         key=key,
         base=loaded.base,
-        cache=Path(config.data.cache).absolute(),  # with the runs: where the user stands
+        cache=_cache(config),
         sources=sources,
         eval=held_out,
         revision=config.model.revision,
@@ -249,7 +261,7 @@ def _tokenizer_request(loaded: LoadedRun, report: ProgressReporter | None = None
 def _sources(loaded: LoadedRun, report: ProgressReporter | None) -> tuple[tuple[SourceConfig, ...], Any]:
     """(to train on, `data.eval`), those in an object store as copies in the cache."""
     data = loaded.config.data
-    return local_copies(training_sources(data), data.eval, Path(data.cache).absolute(), report or Silent())
+    return local_copies(training_sources(data), data.eval, _cache(loaded.config), report or Silent())
 
 
 def _store_request(loaded: LoadedRun, tokenizer: Path, report: ProgressReporter | None = None) -> StoreRequest:
@@ -260,7 +272,7 @@ def _store_request(loaded: LoadedRun, tokenizer: Path, report: ProgressReporter 
         sources=sources,
         eval=held_out,
         tokenizer=tokenizer,
-        cache=Path(data.cache).absolute(),
+        cache=_cache(loaded.config),
         base=loaded.base,
         workers=None if data.workers == "auto" else data.workers,
         encoder=data.encoder,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from headway.api import certifying
 from headway.api.diagnosing import diagnose
 from headway.api.learning import promise
-from headway.api.preparing import Planned
+from headway.api.preparing import Planned, runs_root
 from headway.certify import shelf
 from headway.certify.schema import Certificate
 from headway.cli.seam import Outcome, Screen
@@ -31,6 +33,7 @@ from headway.run.paths import RunDir, create
 from headway.run.record import describe_plan, gather_record, write_record
 from headway.run.summary import summarise
 from headway.run.usercode import copy_code
+from headway.run.whole import write_whole
 
 _SAMPLE_CHARACTERS = 600
 
@@ -42,10 +45,11 @@ def look_for_certificate(planned: Planned, screen: Screen) -> Certificate | None
     """
     if planned.loaded.config.certify == "required":
 
-        def small_run(name: str) -> None:
-            screen.event({"event": "notice", "text": f"certify: the {name} run"})
+        def note(text: str) -> None:
+            screen.event({"event": "notice", "text": f"certify: {text}"})
 
-        certificate = certifying.require(planned.plan, small_run)
+        told = certifying.Told(lambda name: note(f"the {name} run"), note)
+        certificate = certifying.require(planned.plan, told)
     else:
         certificate = shelf.find(planned.plan)
     if certificate is None and not planned.loaded.path.is_file():
@@ -64,19 +68,23 @@ def look_for_certificate(planned: Planned, screen: Screen) -> Certificate | None
 def make_run(planned: Planned, certificate: Certificate | None) -> RunDir:
     """The run directory, whole before a worker starts: run file, plan, record."""
     plan, loaded = planned.plan, planned.loaded
-    run = create(Path(loaded.config.runs), plan.name)
-    keep_words(run, loaded)
-    write_plan(plan, run.plan)
-    copy_code(plan.code, run)
-    write_record(run, gather_record(plan, sys.argv, code=loaded.base) | origin_of(planned, certificate))
+    run = create(runs_root(loaded), plan.name)
+    try:
+        keep_words(run, loaded)
+        write_plan(plan, run.plan)
+        copy_code(plan.code, run)
+        write_record(run, gather_record(plan, sys.argv, code=loaded.base) | origin_of(planned, certificate))
+    except BaseException:  # a full disk; half a run directory would be the newest run
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
     return run
 
 
 def keep_words(run: RunDir, loaded: LoadedRun) -> None:
     """Copies of what the user wrote, so that a resume reads the same."""
-    run.config.write_text(loaded.text, encoding="utf-8")
+    write_whole(run.config, loaded.text)
     if loaded.deepspeed is not None:
-        run.deepspeed_json.write_text(loaded.deepspeed.text, encoding="utf-8")
+        write_whole(run.deepspeed_json, loaded.deepspeed.text)
 
 
 def origin_of(planned: Planned, certificate: Certificate | None) -> dict[str, Any]:
@@ -110,18 +118,23 @@ def run_here(run: RunDir, plan: Plan, screen: Screen, *, resume: bool) -> Path:
             with suppress(OSError), Journal(run.events) as events:
                 events.event("failed", rank=status.failure.rank, error=status.failure.error)
         feed.poll()
-    screen.finish(_outcome(run, status, time.monotonic() - started))
+    feed.finish(_outcome(run, status, time.monotonic() - started))
     _raise_failure(run, status)
     return run.path
 
 
 class Feed:
-    """Hands new lines of the run's journals to the screen."""
+    """Hands new lines of the run's journals to the screen.
+
+    A terminal or a pipe that is closed costs the screen, not the run: `| tee` ends with the same Ctrl-C that asks the
+    ranks to save.
+    """
 
     def __init__(self, run: RunDir, screen: Screen, *, from_start: bool = False):
         self._events: Follower = follow(run.events)
         self._metrics: Follower = follow(run.metrics)
         self._screen = screen
+        self.lost = False  # the screen has gone
         if not from_start:
             self._events.poll()  # an earlier attempt's lines were shown then
             self._metrics.poll()
@@ -129,8 +142,24 @@ class Feed:
     def poll(self) -> None:
         lines = [(line.get("time", 0.0), True, line) for line in self._events.poll()]
         lines += [(line.get("time", 0.0), False, line) for line in self._metrics.poll()]
-        for _, is_event, line in sorted(lines, key=lambda item: item[0]):
-            (self._screen.event if is_event else self._screen.metrics)(line)
+        if self.lost:
+            return
+        with self._reached():
+            for _, is_event, line in sorted(lines, key=lambda item: item[0]):
+                (self._screen.event if is_event else self._screen.metrics)(line)
+
+    def finish(self, outcome: Outcome) -> None:
+        """The closing summary."""
+        if not self.lost:
+            with self._reached():
+                self._screen.finish(outcome)
+
+    @contextmanager
+    def _reached(self) -> Generator[None]:
+        try:
+            yield
+        except OSError:
+            self.lost = True
 
 
 def sample_text(plan: Plan) -> str:

@@ -100,7 +100,7 @@ class Machine:
         if given := self.environment.get("TORCH_EXTENSIONS_DIR"):
             return Path(given)
         cache = self.environment.get("XDG_CACHE_HOME") or str(Path(self.environment.get("HOME", "~")) / ".cache")
-        return Path(cache).expanduser() / "torch_extensions"
+        return Path(os.path.expanduser(cache)) / "torch_extensions"
 
 
 # name of the check, machine -> verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -94,8 +95,9 @@ class LiveScreen(RunScreen):
             self._status.start()
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
-        self._end(keep=False)
+        with suppress(OSError):  # a terminal that was closed must not hide how the run ended
+            self._clear()
+            self._end(keep=False)
 
     def _clear(self) -> None:
         """End what is shown before the run: a terminal can have one redrawn area at a time."""

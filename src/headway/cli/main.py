@@ -5,12 +5,15 @@ Nothing heavy is imported here or by the help: no torch, pydantic, transformers 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import tempfile
 import time
 import traceback
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from headway.cli.parser import parse
@@ -18,6 +21,19 @@ from headway.errors import EXIT_OK, HeadwayError, Stopped
 
 EXIT_INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 EXIT_BROKEN_PIPE = 141  # ... and by SIGPIPE: `headway show | head`
+
+# What the operating system refuses for reasons that are the user's to change -> how.
+_REFUSED = {
+    errno.ENOSPC: "free some space on that disk",
+    errno.EDQUOT: "free some of your quota there",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or use another disk",
+    errno.EROFS: "use a folder that can be written to",
+    errno.EACCES: "use a folder of your own, or ask for its permissions",
+    errno.EPERM: "use a folder of your own, or ask for its permissions",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOTDIR: "one part of that path is a file",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,20 +44,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parsed(arguments)
         code = options.run(options) if options else EXIT_OK
-        sys.stdout.flush()
     except HeadwayError as error:
-        return _say(str(error) or type(error).__name__, error, error.exit_code)
+        code = _say(str(error) or type(error).__name__, error, error.exit_code)
     except KeyboardInterrupt as error:
-        return _say("interrupted", error, EXIT_INTERRUPTED)
+        code = _say("interrupted", error, EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader has gone; what is still buffered must not raise again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        code = EXIT_BROKEN_PIPE
     except Exception as error:
         where = _write_traceback(error, options, arguments)
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _say(f"unexpected: {message}\n    the traceback is in {where}", error, HeadwayError.exit_code)
+        code = _say(f"{_words(error)}\n    the traceback is in {where}", error, HeadwayError.exit_code)
+    return _flushed(code)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, after what is still buffered; where its reader has gone, it must not raise when Python exits."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = code or EXIT_BROKEN_PIPE
     return code
+
+
+def _words(error: Exception) -> str:
+    """What went wrong that no error of Headway's says: the system's refusal with its fix, else the exception."""
+    fix = _REFUSED.get(error.errno or 0) if isinstance(error, OSError) else None
+    if fix is None:
+        return f"unexpected: {type(error).__name__}: {error}".removesuffix(": ")
+    what = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
+    return f"{what}\n    fix: {fix}"
 
 
 def _parsed(arguments: list[str]) -> Namespace | None:
@@ -56,7 +88,8 @@ def _say(message: str, error: BaseException, code: int) -> int:
     head = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "
     if head and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         head = f"\033[1;31m{head}\033[0m"
-    print(f"{head}{message}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"{head}{message}", file=sys.stderr)
     if os.environ.get("HEADWAY_TRACEBACK") == "1":
         traceback.print_exception(error, file=sys.stderr)
     return code
@@ -90,6 +123,8 @@ def _traceback_folders(options: Namespace | None) -> list[Path]:
     if isinstance(run, str) and Path(run, "logs").is_dir():
         folders.append(Path(run, "logs"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):  # a user without a home
+        cache = tempfile.gettempdir()
     return [*folders, Path(cache, "headway", "errors")]
 
 

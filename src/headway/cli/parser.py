@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
@@ -61,10 +62,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, unread = parser.parse_known_args(rest)
     extra = [word for word in unread if _is_override(word)]
     wrong = [word for word in unread if not _is_override(word)]
-    if wrong or (extra and not verb.takes_overrides):
-        raise _unread(wrong or extra, parser)
     if verb.takes_overrides:
-        _collect_overrides(options, extra)
+        _collect_overrides(options, extra, wrong)
+    elif extra:
+        raise _unread(wrong or extra, parser)
+    if wrong:
+        raise _unread(wrong, parser)
+    for action in parser._actions:
+        if action.required and getattr(options, action.dest) is None:
+            parser.error(f"the following arguments are required: {action.metavar}")
     options.run = verb.run
     return options
 
@@ -98,17 +104,19 @@ def _parser(verb: Verb) -> _Parser:
 
 
 def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
+    """KEY=VALUE; a file of such a name, as a sweep may have, is a file."""
+    return "=" in word and not word.startswith("-") and not os.path.exists(word)
 
 
-def _collect_overrides(options: argparse.Namespace, extra: list[str]) -> None:
-    """A KEY=VALUE that argparse took for the optional run or file is an override too."""
+def _collect_overrides(options: argparse.Namespace, extra: list[str], wrong: list[str]) -> None:
+    """A KEY=VALUE that argparse took for the run or the file is an override; its place is that of the next word."""
     taken: list[str] = []
     for name in ("run_name", "file"):
         word = getattr(options, name, None)
         if isinstance(word, str) and _is_override(word):
             taken.append(word)
-            setattr(options, name, None)
+            here = wrong and not wrong[0].startswith("-")
+            setattr(options, name, wrong.pop(0) if here else None)
     options.overrides = [*overrides_of(options), *taken, *extra, *options.set]
 
 

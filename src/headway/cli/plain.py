@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from headway.cli.lines import aligned, check_lines, event_lines, headline, step_line, what_next, where_things_are
@@ -72,7 +73,8 @@ class PlainScreen(RunScreen):
         return PlainProgress(title, self._say)
 
     def __exit__(self, *_: object) -> None:
-        self._flush()
+        with suppress(OSError):  # a pipe that was closed must not hide how the run ended
+            self._flush()
 
     def _now(self, metrics: Record) -> float:
         time = number(metrics, "time")

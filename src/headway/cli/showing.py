@@ -64,6 +64,13 @@ def _date(moment: float | None) -> str:
     return "" if moment is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
+def named(name: str | None, root: str) -> str:
+    """The path of a run by its name under `root`, its path, or None for the newest there."""
+    from headway import api
+
+    return str(api.find_run(name, Path(root)))
+
+
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 

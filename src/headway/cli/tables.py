@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.lines import aligned, check_lines, finding_lines, printable
 from headway.cli.seam import ExportResult, Report
+from headway.run.journal import finite
 from headway.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON on stdout; paths as text."""
-    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    """Indented JSON on stdout; paths as text, numbers that JSON does not have as strings."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(finite(value), indent=2, default=str, ensure_ascii=not unicode))
 
 
 def print_title(title: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ def _show_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--follow", action="store_true", help="show a run while it runs")
     parser.add_argument("--plain", action="store_true", help="with --follow: plain lines")
     parser.add_argument("--sync", action="store_true", help="send a run's trackers what they do not hold")
-    parser.add_argument("--root", default="runs", help="folder of the runs to list; default: runs")
+    parser.add_argument("--root", default="runs", help="folder of the runs; default: runs")
     _json_option(parser)
 
 
@@ -138,10 +138,11 @@ def _show(options: Namespace) -> int:
     from headway.cli import showing
 
     count = len(options.runs)
+    _refuse_idle(options)
     if options.follow or options.logs or options.sync or count == 1:
         if count > 1:
             raise UserError("--follow, --logs and --sync take one run", fix="name one, or none for the newest")
-        name = options.runs[0] if count else None
+        name = showing.named(options.runs[0] if count else None, options.root)
         if options.sync:
             return showing.sync(name, as_json=options.json)
         if options.follow:
@@ -152,8 +153,25 @@ def _show(options: Namespace) -> int:
     if count > 2:
         raise UserError("show compares two runs", fix="name two")
     if count == 2:
-        return showing.compare(options.runs[0], options.runs[1], as_json=options.json)
+        a, b = (showing.named(name, options.root) for name in options.runs)
+        return showing.compare(a, b, as_json=options.json)
     return showing.every(Path(options.root), as_json=options.json)
+
+
+def _refuse_idle(options: Namespace) -> None:
+    """An option without effect is a misunderstanding, and said."""
+    asked = [name for name in ("follow", "logs", "sync") if getattr(options, name)]
+    if len(asked) > 1:
+        raise UserError(f"--{asked[0]} and --{asked[1]} are two things to do", fix="give one")
+    for name, given, goes_with in (
+        ("--rank", options.rank is not None, ("logs",)),
+        ("--plain", options.plain, ("follow",)),
+        ("--json", options.json and bool(asked), ("sync",)),
+    ):
+        if given and not set(goes_with) & set(asked):
+            what = f"headway show --{asked[0]}" if asked else "headway show"
+            fix = f"--{goes_with[0]} {name}" if name != "--json" else f"{what} without --json"
+            raise UserError(f"{name} has no effect on {what}", fix=fix)
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
@@ -287,7 +305,10 @@ def _certify_arguments(parser: ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no list of claims, such as 1,4") from None
 
 
 def _certify(options: Namespace) -> int:

@@ -24,7 +24,7 @@ def locate(name: str, base: Path) -> Path:
     """The path behind a name: `${stdlib}/...`, `~/...`, an absolute path, or one relative to `base`."""
     if name == STDLIB or name.startswith(STDLIB + "/"):
         return Path(sysconfig.get_paths()["stdlib"], name[len(STDLIB) + 1 :])
-    return base / Path(name).expanduser()
+    return base / os.path.expanduser(name)  # Path's own raises where a home is not known
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:

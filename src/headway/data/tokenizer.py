@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def prepare_tokenizer(request: TokenizerRequest, report: ProgressReporter | None
     if request.config.from_ is None:
         fix = f"write {request.key}: {{train: 32k}} or {request.key}: {{from: a folder or Hub id}}"
         raise ModelError(problems=[Problem(request.key, "names no tokenizer", fix=fix)])
-    folder = request.base / Path(request.config.from_).expanduser()
+    folder = request.base / os.path.expanduser(request.config.from_)
     if folder.is_dir():
         return _from_folder(folder, request, report)
     return _from_hub(request.config.from_, request, report)
@@ -69,7 +70,7 @@ def find_tokenizer(request: TokenizerRequest) -> Path | None:
         return find_trained(request.training_text, request.config.train, request.base / request.cache)
     if request.config.from_ is None:
         return None
-    folder: Path | None = request.base / Path(request.config.from_).expanduser()
+    folder: Path | None = request.base / os.path.expanduser(request.config.from_)
     if not folder.is_dir() and _HUB_ID.fullmatch(request.config.from_):
         folder = _cached(request.config.from_, request.revision)
     return folder if folder and (folder / "tokenizer.json").is_file() else None

@@ -40,7 +40,7 @@ class Hooks:
 
 @dataclass
 class Timer:
-    """Does an interval have its turn? Steps are counted; seconds are rank 0's."""
+    """Does an interval have its turn? Steps are counted; of seconds, the first rank whose clock says so decides."""
 
     interval: IntervalPlan
     last: float = field(default_factory=time.monotonic)
