@@ -24,6 +24,8 @@ from headway.model.naming import is_adapted, named_state, plain_name
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
 from headway.task.causal_lm import CausalLM
 
+pytestmark = pytest.mark.usefixtures("probe_here")
+
 ARCHS = ("llama", "gpt2", "gpt_neox")
 
 
@@ -174,7 +176,7 @@ def test_names_are_those_without_an_adapter() -> None:
     ],
 )
 def test_the_planner_counts_what_is_built(arch: str, targets: list[str] | str) -> None:
-    """By formula for the gated architectures, by the probe in a process of its own for the others."""
+    """By formula for the gated architectures, by the probe for the others."""
     config = config_of(arch)
     shape = with_adapter(shape_of(config), config, RANK, targets)
     read = read_config(config)

@@ -38,6 +38,7 @@ def test_there_are_recipes() -> None:
     assert {path.stem for path in RECIPES} >= {"quickstart", "dpo", *NEEDS_PRETRAINED}
 
 
+@pytest.mark.usefixtures("probe_here")
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("recipe", [*RECIPES, OWN_MODULE], ids=lambda path: path.stem)
 def test_every_recipe_has_a_plan_that_fits_its_machine(
@@ -45,7 +46,7 @@ def test_every_recipe_has_a_plan_that_fits_its_machine(
 ) -> None:
     cluster = MACHINES[machine]
     if recipe == OWN_MODULE and machine != "a laptop":
-        pytest.skip("asks for two processes; its module is counted in a process of its own, once")
+        pytest.skip("asks for two processes")
     monkeypatch.setattr(preparing, "probe_cluster", lambda device: cluster)
     monkeypatch.chdir(place)
     # Two published DeepSpeed files ask for fp16, which no CPU trains: the one word that they need there.

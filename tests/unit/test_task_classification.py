@@ -183,6 +183,7 @@ def test_the_shape_by_formula_is_that_of_the_model(arch: str) -> None:
     assert not found.tied
 
 
+@pytest.mark.usefixtures("probe_here")
 def test_other_architectures_are_probed() -> None:
     config = classifier_config("bert") | {"model_type": "electra", "embedding_size": 16}
     assert shape_of(config, "classification") == probe_shape(config, "classification")
