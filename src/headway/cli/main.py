@@ -69,11 +69,10 @@ def _flushed(code: int) -> int:
 
 def _words(error: Exception) -> str:
     """What went wrong that no error of Headway's says: the system's refusal with its fix, else the exception."""
-    fix = _REFUSED.get(error.errno or 0) if isinstance(error, OSError) else None
-    if fix is None:
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return f"unexpected: {type(error).__name__}: {error}".removesuffix(": ")
-    what = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
-    return f"{what}\n    fix: {fix}"
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"{what}\n    fix: {_REFUSED[error.errno]}"
 
 
 def _parsed(arguments: list[str]) -> Namespace | None:
