@@ -118,7 +118,7 @@ def test_data(small: Plan) -> None:
     store = Path(small.data.store)
     assert verdict("data", small).ok
     estimated = changed(small, facts={"estimated": True})
-    assert verdict("data", estimated).level == "yellow"
+    assert verdict("data", estimated).level == "note"
     assert "its hash differs" in verdict("data", changed(small, data={"store_hash": "other"})).finding
     (store / "tokens-00000.bin").write_bytes(b"123")
     assert "cut short: tokens-00000.bin" in verdict("data", small).finding
