@@ -130,7 +130,10 @@ def _replan(run: RunDir, old: Plan, reached: int, asked: _Asked, screen: Screen)
     running.keep_words(run, loaded)
     write_plan(planned.plan, run.plan)
     write_record(run, {"git": {}, **record, **running.origin_of(planned, certificate)})
-    _say(run, screen, *(f"the plan changed at this resume: {key}: {a} -> {b}" for key, a, b in changed))
+    passed = [name for name in planned.plan.forced if name not in old.forced]
+    notes = [f"the plan changed at this resume: {key}: {a} -> {b}" for key, a, b in changed]
+    notes += [f"passed by --force at this resume: {', '.join(passed)}"] if passed else []
+    _say(run, screen, *notes)
     return planned.plan
 
 
