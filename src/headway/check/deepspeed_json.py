@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.check.report import Verdict, green, yellow
+from headway.check.report import Verdict, green, note, yellow
 from headway.check.subject import Subject
 from headway.plan.deepspeed_json import resolved_autos
 
@@ -16,4 +16,5 @@ def deepspeed_json(name: str, subject: Subject) -> Verdict:
     said = [*json.notices, *(str(found) for found in resolved_autos(run, subject.plan))]
     if not said:
         return green(name, f"{json.name} is taken as it stands (DeepSpeed {json.version})")
-    return yellow(name, "\n".join([f"{json.name}, read against DeepSpeed {json.version}:", *said]))
+    text = "\n".join([f"{json.name}, read against DeepSpeed {json.version}:", *said])
+    return yellow(name, text) if json.notices else note(name, text)  # an "auto" that was resolved is no warning

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from headway.check.report import Verdict, green, note, red, yellow
 from headway.check.subject import Subject
-from headway.facts.generation import generation_note
 from headway.facts.model_config import sequence_notes, uses_rotary, value_of
 from headway.plan.explain import note_texts
 from headway.units import format_count
@@ -128,8 +127,6 @@ def model(name: str, subject: Subject) -> Verdict:
         return red(name, f"there is no model at {plan.model.path}", "plan again, or restore the folder")
     others = {*plan.facts.notes, *plan.facts.lost}  # `data` says those, and `sequence` the ones of its own
     notes = [note for note in note_texts(plan) if note not in others and not note.startswith("train.sequence")]
-    if plan.model.path is not None and (note := generation_note(Path(plan.model.path))):
-        notes.append(note)
     return (
         yellow(name, "; ".join(notes)) if notes else green(name, plan.model.path or f"{plan.shape.arch}, from scratch")
     )

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from headway.check.report import Verdict, green, red, yellow
 from headway.check.subject import Subject
-
-_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None, "typical_p": 1.0}  # used only with do_sample
+from headway.facts.generation import generation_note
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -77,17 +76,7 @@ def _text(path: Path) -> str:
 def generation(name: str, subject: Subject) -> Verdict:
     """transformers refuses to save a generation config that contradicts itself: after the training."""
     path = subject.plan.model.path
-    content = _json(Path(path) / "generation_config.json") if path is not None else {}
-    if content.get("do_sample", False):
-        return green(name, "samples", evidence=f"{path}/generation_config.json")
-    wrong = {
-        key: content[key]
-        for key, usual in _SAMPLING.items()
-        if key in content and content[key] is not None and content[key] != usual
-    }
-    if wrong and "do_sample" in content:
-        told = ", ".join(f"{key} {value}" for key, value in wrong.items())
-        what = f"do_sample is false beside {told}: transformers refuses to save such a generation config"
-        fix = f'set "do_sample": true in {path}/generation_config.json, or remove {", ".join(wrong)}'
-        return yellow(name, what, fix, evidence=f"{path}/generation_config.json")
-    return green(name, "nothing that contradicts itself")
+    if path is None or not (said := generation_note(Path(path))):
+        return green(name, "nothing that contradicts itself")
+    where = f"{path}/generation_config.json"
+    return yellow(name, said, f"none is needed; to be rid of this, correct {where}", evidence=where)
