@@ -103,6 +103,18 @@ def test_paths_that_are_no_scripts(tmp_path: Path) -> None:
     assert found(of(tmp_path, "print 'two'\n")) == {"syntax": ("train.py", 1)}
 
 
+def test_files_that_are_written_oddly(tmp_path: Path) -> None:
+    """Nothing of a user's file is a traceback of Headway's."""
+    deep = of(tmp_path, "x = " + "+".join(["1"] * 6000))
+    assert [(v.name, v.level) for v in deep.verdicts] == [("syntax", "yellow")]
+    text = "import torch.distributed as dist\r\nif dist.get_rank() == 0:\r\n    dist.barrier()\r\n"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        (tmp_path / "train.py").write_bytes(text.encode(encoding))
+        assert found(read_scripts([tmp_path / "train.py"])) == {"rank-only-collective": ("train.py", 3)}
+    (tmp_path / "train.py").write_bytes(b"import os\0\n")
+    assert found(read_scripts([tmp_path / "train.py"])) == {"syntax": ("train.py", 1)}
+
+
 # --- collectives that one rank alone reaches -------------------------------------------------------------------------
 
 HEAD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -89,5 +90,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def _read(path: Path, kind: Kind) -> Script:
-    text = path.read_bytes().decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    raw = path.read_bytes()
+    wide = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
+    text = raw.decode("utf-16" if wide else "utf-8-sig", errors="replace").replace("\r\n", "\n")
     return Script(path, kind, text, tuple(text.split("\n")))

@@ -46,11 +46,14 @@ def judge(script: Script, beside: Beside = Beside()) -> list[Fault]:
     """Every fault of one file, in the order of its lines; a file that is no Python is one fault."""
     try:
         tree = ast.parse(script.text)
+        code = Code(script, tree, Names(tree), beside)
+        return sorted((fault for rule in RULES for fault in rule(code)), key=lambda fault: fault.line)
+    except RecursionError:
+        what = "an expression of the file is nested too deeply to be read: nothing of the file was judged"
+        return [Fault("syntax", 1, what, "split its longest expressions, or leave the file out", must=False)]
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         return [Fault("syntax", line, f"the file is no Python: {error}", "correct this line")]
-    code = Code(script, tree, Names(tree), beside)
-    return sorted((fault for rule in RULES for fault in rule(code)), key=lambda fault: fault.line)
 
 
 def rank_only(code: Code) -> Iterator[Fault]:
