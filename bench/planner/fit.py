@@ -1,4 +1,4 @@
-"""Fit the constants of the step time, and check them on measurements that were left out, a whole family at a time.
+"""Fit the constants of time and memory, and check them on measurements that were left out, a whole family at a time.
 
     python bench/planner/fit.py [--leave-out]
 
@@ -17,9 +17,9 @@ import numpy as np
 from accuracy import TABLE, trusted
 from rows import Measured, judge, read_table
 from scipy.optimize import least_squares
-from scores import Errors
+from scores import Errors, judged
 
-from headway.plan.constants import TIME, TimeConstants
+from headway.plan.constants import MEMORY, TIME, MemoryConstants, TimeConstants
 from headway.plan.steptime import step_time
 
 # Where a constant may lie; others: a fourth to four times of where they start.
@@ -76,9 +76,54 @@ def fit(rows: list[Measured], start: TimeConstants = START) -> TimeConstants:
     return named(done.x)
 
 
+# Of the memory estimate; its other numbers are counts of what the software keeps.
+MEMORY_BOUNDS = {"fragmentation": (0.01, 0.3), "compiled_logit_bytes": (2.0, 10.0), "piece_logit_bytes": (0.1, 2.0)}
+MEMORY_START = replace(MEMORY, fragmentation=0.05, compiled_logit_bytes=4.0, piece_logit_bytes=0.5)
+_FINEST = 1e-3  # of a step in a constant: the peak is the largest of several moments, and has corners
+
+
+def fit_memory(rows: list[Measured]) -> MemoryConstants:
+    """As `fit`, of planned over measured peaks."""
+    names = list(MEMORY_BOUNDS)
+    low, high = np.log(np.array(list(MEMORY_BOUNDS.values()))).T
+    first = np.log([getattr(MEMORY_START, name) for name in names])
+
+    def named(values: np.ndarray) -> MemoryConstants:
+        return replace(MEMORY_START, **dict(zip(names, np.exp(values).tolist(), strict=True)))
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        found = np.log1p(np.array(_memory_errors(rows, named(values))))
+        return np.concatenate([found, PULL * (values - first)])
+
+    done = least_squares(residuals, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=_FINEST)
+    return named(done.x)
+
+
+def _memory_errors(rows: list[Measured], constants: MemoryConstants) -> list[float]:
+    return [error for row in rows if (error := judged(row, memory=constants).memory_error) is not None]
+
+
+def left_out_of_memory(rows: list[Measured]) -> list[tuple[str, Errors]]:
+    """(family, errors of its peaks under constants that were fitted on the peaks of all others)."""
+    found: list[tuple[str, Errors]] = []
+    for family in sorted({row.family for row in rows}):
+        constants = fit_memory([row for row in rows if row.family != family])
+        held = _memory_errors([row for row in rows if row.family == family], constants)
+        found.append((family, Errors(tuple(held))))
+    return found
+
+
+def with_memory() -> list[Measured]:
+    """Peaks of the domain that Headway runs."""
+    return [row for row in _trusted_rows() if row.memory_bytes and row.data_parallel]
+
+
 def with_speed() -> list[Measured]:
-    kept, _ = judge(trusted(read_table(TABLE))[0])
-    return [row for row in kept if row.tokens_per_second]
+    return [row for row in _trusted_rows() if row.tokens_per_second]
+
+
+def _trusted_rows() -> list[Measured]:
+    return judge(trusted(read_table(TABLE))[0])[0]
 
 
 def left_out(rows: list[Measured]) -> list[tuple[str, Errors]]:
@@ -98,9 +143,14 @@ def main() -> int:
         print(f"{name:24} {getattr(TIME, name):10.4g} now {getattr(constants, name):10.4g} fitted")
     found = Errors(tuple(np.expm1(logarithms(rows, constants)).tolist()))
     print(f"{found.count} rows: median {found.median:.1%}, within 25 % {found.within(0.25):.1%}")
+    peaks = with_memory()
+    fitted = fit_memory(peaks)
+    for name in MEMORY_BOUNDS:
+        print(f"{name:24} {getattr(MEMORY, name):10.4g} now {getattr(fitted, name):10.4g} fitted")
     if "--leave-out" in sys.argv:
-        for family, errors in left_out(rows):
-            print(f"{family:16} {errors.count:4} rows: median {errors.median:.1%}, bias {errors.bias:+.1%}")
+        for what, held in (("speed", left_out(rows)), ("memory", left_out_of_memory(peaks))):
+            for family, errors in held:
+                print(f"{what} {family:16} {errors.count:4} rows: median {errors.median:.1%}, bias {errors.bias:+.1%}")
     return 0
 
 

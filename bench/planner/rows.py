@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from doubt import Measured, NotJudged, Row, refuse_implausible, refuse_misstated, refuse_unmodelled
+
 from headway.facts.catalogue import find_model
 from headway.facts.hardware import Device, Machine, find_device
 from headway.facts.schema import AdapterShape, ModelShape
@@ -21,11 +23,6 @@ from headway.plan.setting import Degrees, EstimateRequest, OptimizerFacts, Softw
 GIB = 1024**3
 # What a row names that did not exist before: a lower bound of its date.
 DATED = (("simplefsdp", "2025-03"),)
-Row = dict[str, str]
-
-
-class NotJudged(Exception):
-    """Why a row says too little to be judged."""
 
 
 @dataclass(frozen=True)
@@ -83,32 +80,6 @@ SOFTWARE = (
 )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A row that can be judged."""
-
-    row: Row
-    request: EstimateRequest
-    memory_bytes: float | None
-    memory_kind: str  # allocated | reserved | device
-    tokens_per_second: float | None  # of one device
-    out_of_memory: bool
-
-    @property
-    def source(self) -> str:
-        return self.row.get("source") or "?"
-
-    @property
-    def family(self) -> str:
-        return self.row.get("family") or self.source
-
-    @property
-    def data_parallel(self) -> bool:
-        """In the domain that Headway runs: neither tensor nor pipeline parallel."""
-        degrees = self.request.degrees
-        return degrees.tensor == 1 and degrees.pipeline == 1
-
-
 def read_table(path: Path) -> list[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         return [{str(k): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
@@ -130,11 +101,23 @@ def judge(rows: Iterable[Row]) -> tuple[list[Measured], dict[str, int]]:
 
 
 def number(row: Row, key: str) -> float | None:
-    text = row.get(key, "").replace(",", "")
-    match = re.match(r"~?\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKM]\b)?", text)
+    """Tokens count in binary thousands (32k), parameters in decimal ones (8B); '1,024' is above 1000, '30,5' below."""
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", row.get(key, "")).replace(",", ".")
+    match = re.match(r"~?\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKMBT]\b)?", text)
     if match is None:
         return None
-    return float(match[1]) * {"k": 1024, "K": 1024, "M": 1024**2}.get(match[2], 1)
+    thousand = 1000.0 if key == "params" else 1024.0
+    return float(match[1]) * thousand ** {"k": 1, "K": 1, "M": 2, "B": 3, "T": 4}.get(match[2], 0)
+
+
+def devices_of(row: Row) -> int:
+    """'8', or '4x8': hosts and devices of each. One, where a single device is meant and no number is given."""
+    text = row.get("n_gpus", "").lower()
+    if hosts := re.fullmatch(r"(\d+) ?[x*] ?(\d+)", text):
+        return int(hosts[1]) * int(hosts[2])
+    if re.search(r"node|host", text):
+        raise NotJudged("its number of GPUs is stated in hosts")
+    return whole(row, "n_gpus", 1 if re.search(r"\bsingle\b|^1 ?x", said(row, "strategy", "gpu")) else None)
 
 
 def whole(row: Row, key: str, default: int | None = None) -> int:
@@ -177,7 +160,7 @@ def at(choices: tuple[tuple[str, str], ...], month: str) -> str:
 
 def device_of(row: Row) -> Device:
     for key in ("gpu", "gpu_key"):
-        text = row.get(key, "")
+        text = re.sub(r"^\s*\d+ ?[xX*] ?", "", row.get(key, ""))  # '8xA100'
         if text and (device := find_device(text)):
             return device
     raise NotJudged(f"unknown device {row.get('gpu') or row.get('gpu_key') or '(none)'}")
@@ -211,7 +194,9 @@ def shape_of_row(row: Row) -> ModelShape:
     hidden = int(hidden)
     heads = whole(row, "heads", max(1, hidden // 128))
     name = said(row, "model")
-    gated = not re.search(r"gpt|mpt|opt|bloom|bert|nemotron|mt-nlg|falcon|pythia|neox|phi-?[12]", name)
+    gated = not re.search(
+        r"gpt|mpt|opt|bloom|bert|nemotron|mt-nlg|falcon|pythia|neox|phi-?[12]|starcoder|codegen|galactica", name
+    )
     kv, head_dim = whole(row, "kv_heads", heads), hidden // heads
     ffn = whole(row, "ffn", 4 * hidden if not gated else int(8 * hidden / 3) // 64 * 64)
     vocab = whole(row, "vocab", 32000 if gated else 50257)
@@ -259,7 +244,7 @@ def shape_of_row(row: Row) -> ModelShape:
 def adapted(shape: ModelShape, row: Row) -> ModelShape:
     """With a LoRA, where the row has one: rank 8 on all linear layers unless it says otherwise."""
     text = said(row, "model", "strategy", "notes")
-    if "lora" not in said(row, "model", "strategy"):
+    if "lora" not in said(row, "model", "strategy", "precision"):
         return shape
     rank = int(m[1] or m[2]) if (m := re.search(r"\br ?=? ?(\d+)\b|rank ?=? ?(\d+)", text)) else 8
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -288,30 +273,32 @@ def precision_of(row: Row) -> tuple[str, bool, int | None]:
     text = said(row, "precision")
     master = not re.search(r"pure\)?|bf16-true|no fp32 master|nf4|int4|4-?bit", text) or "fp32 master)" in text
     master = master and "no fp32 master" not in text
-    bits = 4 if re.search(r"nf4|int4|4-?bit", text + said(row, "model")) else None
-    if "lora" in said(row, "model", "strategy") and "mixed" not in text:
+    named = f"{text} {said(row, 'model', 'strategy')}"
+    bits = 4 if re.search(r"nf4|int4|4-?bit|qlora", named) else 8 if re.search(r"int8|8-?bit base", text) else None
+    lora = "lora" in named
+    if bits and not lora:
+        raise NotJudged("quantised weights, and no adapter is stated to be trained beside them")
+    if lora and "mixed" not in text:
         master = False  # the frozen base is kept in 16 bits everywhere
-    if "fp8" in text:
+    if re.search(r"fp8|e4m3|e5m2", text):
         return "fp8", master, bits
-    if re.search(r"fp32|float32|\b32\b", text) and "bf16" not in text and "fp16" not in text:
+    if re.search(r"fp32|float32|\b32\b|tf32", text) and not re.search(r"bf16|bfloat16|fp16", text):
         return "fp32", True, bits
-    return ("fp16" if "fp16" in text else "bf16"), master, bits
+    return ("fp16" if re.search(r"fp16|(?<!b)float16|half", text) else "bf16"), master, bits
 
 
 def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
     text = said(row, "strategy")
-    stage = int(number(row, "zero_or_fsdp_stage") or 0)
+    stage = stage_of(row)
     if degrees.tensor * degrees.pipeline > 1 and known.engine != "fsdp":
         return "megatron", min(stage, 1)
-    if "fsdp" in text:
+    if re.search(r"fsdp|hsdp|hybrid.?shard|full_shard|shard_grad_op", text):
         # the first FSDP leaves frozen parameters gathered until the end of the backward pass
         first = bool(re.search("litgpt|lightning|fsdp-?1|accelerate|trainer", said(row, "source", "strategy")))
         if first and "lora" in said(row, "model", "strategy"):
             return "fsdp", 2
         return "fsdp", max(2, stage or 3)
     if "deepspeed" in text and "megatron" not in text:
-        if m := re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([123])", text):
-            stage = int(m[1])
         return "deepspeed", stage
     if degrees.devices == 1 or "single" in text:
         return "single", 0
@@ -321,7 +308,22 @@ def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
         return "megatron", min(stage, 1)
     if stage:
         return ("fsdp" if known.engine == "fsdp" and stage > 1 else "deepspeed"), stage
+    plain = re.search(r"\bdp\b|data.?parallel|lora", text)  # an adapter's gradients are small: DDP is what is usual
+    if not known.engine and row.get("zero_or_fsdp_stage", "") == "" and not plain:
+        raise NotJudged("over its GPUs the states are spread in no way that it states")
     return known.engine or "ddp", 3 if known.engine == "fsdp" else stage
+
+
+def stage_of(row: Row) -> int:
+    """From its own column ('3', 'ZeRO-3', 'stage 3'), else from the strategy's words; a strategy's own words win."""
+    words = said(row, "strategy")
+    if "megatron" not in words and (named := re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])\b", words)):
+        return int(named[1])
+    if "shard_grad_op" in words:
+        return 2
+    if stated := re.search(r"[0-3]", row.get("zero_or_fsdp_stage", "")):
+        return int(stated[0])
+    return 3 if re.search(r"zero[-_ ]?infinity|zero\+\+", words) else 0
 
 
 def shard_group_of(row: Row) -> int:
@@ -345,7 +347,11 @@ def offloads(row: Row) -> tuple[bool, bool, bool]:
 
 def software_of(row: Row, known: Defaults) -> Software:
     text, month = said(row, "strategy", "model", "notes"), month_of(row)
-    compiled = row.get("compile", "").lower().startswith(("yes", "true", "graph", "inductor", "aot"))
+    compiled = (
+        row.get("compile", "")
+        .lower()
+        .startswith(("yes", "true", "graph", "inductor", "aot", "max-", "reduce-", "torch.compile"))
+    )
     kernels = "compiled" if compiled else known.kernels
     fuses = compiled and not row.get("compile", "").lower().startswith(("graph", "aot"))
     loss = at(known.compiled_loss, month) if fuses and known.compiled_loss else at(known.loss, month)
@@ -427,8 +433,9 @@ def batches(row: Row, degrees: Degrees) -> tuple[int, int]:
 
 def measured(row: Row) -> Measured:
     """The setting and the measurement of one row. Raises NotJudged."""
-    count = whole(row, "n_gpus", 1)
+    count = devices_of(row)
     device = device_of(row)
+    refuse_unmodelled(row)
     known = defaults_of(row)
     degrees = degrees_of(row, count)
     if re.search(r"padded, unpacked|variable length(?!.*longest)", said(row, "model", "notes")):
@@ -450,6 +457,7 @@ def measured(row: Row) -> Measured:
         micro_batch=micro,
         accumulation=steps,
         precision=precision,  # pyright: ignore[reportArgumentType]
+        tf32="tf32" in said(row, "precision"),
         master=master,
         base_bits=bits,
         checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
@@ -460,6 +468,7 @@ def measured(row: Row) -> Measured:
         software=software_of(row, known),
         optimizer=optimizer_of(row, master),
     )
+    refuse_implausible(request)
     return finished(row, request)
 
 
@@ -475,6 +484,7 @@ def finished(row: Row, request: EstimateRequest) -> Measured:
     made = Measured(row, request, peak * GIB if peak else None, what, speed_of(row, request), out)
     if made.memory_bytes is None and made.tokens_per_second is None and not out:
         raise NotJudged("neither memory nor speed was measured")
+    refuse_misstated(made)
     return made
 
 
@@ -493,6 +503,7 @@ def speed_of(row: Row, request: EstimateRequest) -> float | None:
     rate = number(row, "tflops_per_gpu")
     kind = row.get("tflops_kind", "").lower()
     if rate is None and (mfu := number(row, "mfu_pct")) is not None and mfu > 0:
+        mfu *= 100 if mfu <= 1 else 1  # a share
         rate, kind = mfu / 100 * request.machine.device.peak_flops("bf16") / 1e12, "model"
     if rate is None or rate <= 0:
         return None

@@ -24,13 +24,13 @@ def judged() -> list[Judged]:
 
 
 def test_memory_in_the_data_parallel_domain(judged: list[Judged]) -> None:
-    """Measured: median 2.9 %, 88 % within 12 %; 7 % and 6 % wrong at the two cuts."""
+    """Measured: median 2.9 %, 91 % within 12 %; 4 % and 6 % wrong at the two cuts."""
     own = [row for row in judged if row.row.data_parallel]
     found = errors(own, accuracy.memory)
     assert found is not None
     assert found.count >= 60
     assert found.median <= 0.06
-    assert found.within(0.12) >= 0.85
+    assert found.within(0.12) >= 0.90
     assert found.ninetieth <= MEMORY.band
     confused = confusion(own)
     assert confused.missed_share <= 0.08
@@ -58,29 +58,53 @@ def test_the_pick_is_as_fast_as_the_best(judged: list[Judged]) -> None:
 
 
 ROWS: list[dict[str, str]] = [
-    {"model": "Qwen2.5-7B", "gpu": "NVIDIA L40S", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1"},
-    {"model": "Qwen2.5-7B", "gpu": "NVIDIA L40S", "n_gpus": "8", "seq_len": "4096"},
-    {"model": "Qwen2.5-7B", "gpu": "a card of 2031", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1"},
-    {"model": "unheard of", "gpu": "H100", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1"},
-    {"model": "Qwen2.5-7B", "gpu": "H100", "n_gpus": "x", "seq_len": "1k", "micro_batch": "?"},
-    {"model": "Qwen2.5-7B", "gpu": "H100", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1", "tp": "3"},
     {},
+    {"micro_batch": ""},
+    {"gpu": "a card of 2031"},
+    {"model": "unheard of"},
+    {"n_gpus": "x", "seq_len": "1k", "micro_batch": "?"},
+    {"tp": "3"},
+    {"model": "", "gpu": "", "n_gpus": ""},
+    {"strategy": ""},
+    {"n_gpus": "4 nodes"},
+    {"seq_len": "1e30"},
+    {"offload": "NVMe"},
+    {"precision": "nf4"},
+    {"act_ckpt": "every second layer"},
+    {"tokens_per_s_per_gpu": "90,000"},
 ]
+GOOD = {"model": "Qwen2.5-7B", "gpu": "NVIDIA L40S", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1"}
+REASONS = (
+    "no batch size",
+    "unknown device a card of 2031",
+    "no shape",
+    "no n_gpus",
+    "does not divide",
+    "no way that it states",
+    "stated in hosts",
+    "beyond any run's",
+    "NVMe is not modelled",
+    "no adapter",
+    "some of the layers",
+    "above its device's peak",
+)
 
 
 def test_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Few columns, unknown devices and models, no numbers: judged as far as it goes, the rest counted with a reason."""
-    columns = ["source", "model", "gpu", "n_gpus", "seq_len", "micro_batch", "tp", "peak_mem_gib", "oddity"]
+    columns = list(dict.fromkeys(key for row in (*ROWS, GOOD) for key in row))
+    columns += ["source", "peak_mem_gib", "oddity"]
     table = tmp_path / "other.csv"
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for row in ROWS:
-            writer.writerow({"source": "somewhere", "peak_mem_gib": "30,5", "oddity": "?", **row})
+            stated = {"source": "somewhere", "strategy": "FSDP", "peak_mem_gib": "30,5", "oddity": "?"}
+            writer.writerow({**stated, **GOOD, **row})
     assert accuracy.main([str(table)]) == 0
     said = capsys.readouterr().out
-    assert "judged 1 of 7 rows" in said
-    for reason in ("no batch size", "unknown device a card of 2031", "no shape", "does not divide", "(none)"):
+    assert f"judged 1 of {len(ROWS)} rows" in said
+    for reason in REASONS:
         assert reason in said, reason
     assert "written" not in said
     assert accuracy.main([str(tmp_path / "none.csv")]) == 2
@@ -104,9 +128,46 @@ def test_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ({"strategy": "DDP"}, ("ddp", 0)),
         ({"strategy": "Megatron 3D", "tp": "2"}, ("megatron", 0)),
         ({"strategy": "single device", "n_gpus": "1"}, ("single", 0)),
+        ({"strategy": "ZeRO-2"}, ("deepspeed", 2)),
+        ({"strategy": "", "zero_or_fsdp_stage": "ZeRO-3"}, ("deepspeed", 3)),
+        ({"strategy": "SHARD_GRAD_OP"}, ("fsdp", 2)),
+        ({"strategy": "HSDP"}, ("fsdp", 3)),
+        ({"strategy": "LoRA r16"}, ("ddp", 0)),
     ],
 )
 def test_what_ran(row: dict[str, str], expected: tuple[str, int]) -> None:
     base = {"model": "llama-2-7b", "gpu": "A100", "n_gpus": "8", "seq_len": "2048", "micro_batch": "1"}
     request = planner_rows.measured({**base, "peak_mem_gib": "20", **row}).request
     assert (request.engine, request.stage) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "precision", "tf32", "bits"),
+    [
+        ({"precision": "float16"}, "fp16", False, None),
+        ({"precision": "bfloat16"}, "bf16", False, None),
+        ({"precision": "TF32"}, "fp32", True, None),
+        ({"precision": "e4m3"}, "fp8", False, None),
+        ({"precision": "QLoRA nf4"}, "bf16", False, 4),
+    ],
+)
+def test_words_of_precision(row: dict[str, str], precision: str, tf32: bool, bits: int | None) -> None:
+    request = planner_rows.measured({**GOOD, "strategy": "ZeRO-3", "peak_mem_gib": "20", **row}).request
+    assert (request.precision, request.tf32, request.base_bits) == (precision, tf32, bits)
+    assert (request.shape.adapter is not None) == (bits is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [("1,024", "seq_len", 1024), ("32k", "seq_len", 32768), ("30,5", "peak_mem_gib", 30.5), ("8B", "params", 8e9)],
+)
+def test_how_numbers_are_written(text: str, key: str, value: float) -> None:
+    assert planner_rows.number({key: text}, key) == value
+
+
+def test_hosts_times_devices_and_shares() -> None:
+    row = {**GOOD, "strategy": "FSDP", "n_gpus": "4x8", "gpu": "8xH100", "mfu_pct": "0.4"}
+    found = planner_rows.measured(row)
+    assert found.request.degrees.devices == 32
+    percent = planner_rows.measured({**row, "mfu_pct": "40%"})
+    assert found.tokens_per_second == pytest.approx(percent.tokens_per_second)

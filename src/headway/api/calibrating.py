@@ -20,8 +20,8 @@ from headway.facts.shape import shape_of
 from headway.launch.attempt import LocalOptions
 from headway.launch.local import run_job, warm_up
 from headway.launch.seam import JobSpec
-from headway.plan.calibrated import measured_times, sharded_layers
-from headway.plan.calibration import fit_terms, link_rate
+from headway.plan.calibrated import measured_times, sharded_terms
+from headway.plan.calibration import fit_terms, link_rate, terms_of
 from headway.plan.files import write_plan
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.schema import Plan
@@ -32,8 +32,10 @@ from headway.run.paths import RunDir
 
 WORKER = "headway.train.rating"
 # hidden, layers, ffn, vocabulary, sequence, micro batch, accumulation: each stresses another term. A model of one
-# layer shows the head, accumulation divides the update from the rest, a narrow model shows what each layer costs.
+# layer shows the head, accumulation divides the update from the rest, a narrow model shows what each layer costs, and
+# the smallest of all what a step takes whatever its size.
 _ON_CPU = (
+    (64, 1, 128, 512, 16, 1, 1),
     (256, 4, 704, 4096, 256, 4, 1),
     (256, 4, 704, 4096, 256, 4, 2),
     (512, 3, 1408, 8192, 256, 2, 1),
@@ -49,6 +51,8 @@ _ON_GPU = (
     (1024, 2, 2816, 131072, 2048, 2, 1),
     (2048, 4, 5632, 32768, 4096, 1, 1),
 )
+# Of these, which ZeRO's stages are measured on: smallest, deepest, largest.
+_SHARDED_ON_CPU = (0, 4, 3)
 _SECONDS = {"cpu": 1.0, "cuda": 0.7}  # of each setting
 
 
@@ -70,7 +74,7 @@ def reference_plans(cluster: ClusterFacts) -> list[Plan]:
     if cluster.device == "cuda":
         return [setting_plan(cluster, setting) for setting in _ON_GPU]
     alone = [setting_plan(cluster, setting) for setting in _ON_CPU]
-    return [*alone, *(_sharded(alone[0], stage) for stage in (2, 3))]
+    return [*alone, *(_sharded(alone[number], stage) for stage in (2, 3) for number in _SHARDED_ON_CPU)]
 
 
 def _sharded(plan: Plan, stage: int) -> Plan:
@@ -129,8 +133,8 @@ def cluster_file(cluster: ClusterFacts, plans: list[Plan], measured: dict[str, A
     """The measured figures as rates."""
     timed = [(plan, step["seconds"]) for plan, step in zip(plans, measured["steps"], strict=True)]
     alone = [(plan, seconds) for plan, seconds in timed if plan.strategy.kind != "deepspeed"]
-    terms = fit_terms([work_of(plan) for plan, _ in alone], [seconds for _, seconds in alone])
-    flops, stream, layer, update = terms
+    taken = [seconds for _, seconds in alone]
+    flops, stream, layer, update, step = fit_terms([terms_of(work_of(plan)) for plan, _ in alone], taken, taken)
     ranks = plans[0].launch.processes
     link = link_rate(measured["link"], ranks) if measured["link"] else (None, 0.0)
     rates = Rates(
@@ -140,18 +144,14 @@ def cluster_file(cluster: ClusterFacts, plans: list[Plan], measured: dict[str, A
         stream_bytes_per_second=1 / stream if stream else None,
         update_parameters_per_second=1 / update if update else None,
         layer_seconds=layer,
+        step_seconds=step,
         copy_bytes_per_second=measured["copy_bytes_per_second"],
         link_bytes_per_second=link[0],
         link_seconds=link[1],
         host_bytes_per_second=measured["host_bytes_per_second"],
         disk_bytes_per_second=measured["disk_bytes_per_second"],
     )
-    own = {
-        f"stage_{plan.strategy.stage}_layer_seconds": more / sharded_layers(plan)
-        for plan, seconds in timed
-        if plan.strategy.kind == "deepspeed"
-        and (more := seconds - sum(item.seconds for item in measured_times(plan, rates))) > 0
-    }
+    own = {f"stage_{stage}_{name}": unit for stage in (2, 3) for name, unit in _own(timed, stage, rates).items()}
     return ClusterFile(
         name=name,
         device=cluster.device,
@@ -164,6 +164,16 @@ def cluster_file(cluster: ClusterFacts, plans: list[Plan], measured: dict[str, A
         measured=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {ranks} ranks at once",
         rates=rates.model_copy(update=own),
     )
+
+
+def _own(timed: list[tuple[Plan, float]], stage: int, rates: Rates) -> dict[str, float]:
+    """What a stage takes of a layer, a parameter and a step, beyond what the rates explain."""
+    mine = [(plan, seconds) for plan, seconds in timed if plan.strategy.label == f"zero-{stage}"]
+    if not mine:
+        return {}
+    beyond = [seconds - sum(item.seconds for item in measured_times(plan, rates)) for plan, seconds in mine]
+    units = fit_terms([sharded_terms(plan) for plan, _ in mine], beyond, [seconds for _, seconds in mine])
+    return dict(zip(("layer_seconds", "parameter_seconds", "step_seconds"), units, strict=True))
 
 
 def write_calibrated(out: Path | None, device: Literal["auto", "cpu", "cuda"], name: str) -> tuple[ClusterFile, Path]:

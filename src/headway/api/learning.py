@@ -31,7 +31,7 @@ def promise(plan: Plan) -> dict[str, Any]:
         found = forecast(plan, basis)
     except PlanError:
         return {}
-    days = plan.schedule.steps * found.step_seconds / 86400
+    days = found.run_seconds(plan.schedule.steps) / 86400
     price = basis.price.usual if basis.price else None
     return {
         "step_seconds": found.step_seconds,

@@ -104,11 +104,13 @@ def print_time(found: Outlook) -> None:
     share = f"give or take {band:.0%}" if band < 1 else "a guess: this machine was not measured"
     peak = "of the peak, or of the best matrix product where that was measured"
     mfu = [("MFU", f"{forecast.mfu:.1%}", peak)] if forecast.mfu is not None else []
+    beside = " and these passes" if forecast.passes else ""
     print()
     tables.print_pairs([
         ("tokens/s", format_count(forecast.tokens_per_second), share),
         *mfu,
-        ("the run", duration(found.days * _DAY), f"{found.plan.schedule.steps} steps, without saves and failures"),
+        *((each.name, duration(each.seconds), each.words) for each in forecast.passes),
+        ("the run", duration(found.days * _DAY), f"{found.plan.schedule.steps} steps{beside}, no saves and failures"),
     ])  # fmt: skip
 
 
@@ -245,6 +247,7 @@ def rate_rows(cluster: ClusterFile) -> list[tuple[str, str, str]]:
         ("activations", moved(rates.stream_bytes_per_second), "kept bytes that a step makes and reads"),
         ("optimizer", updated, "AdamW; where it is seen beside the rest"),
         ("a layer's overhead", format_seconds(rates.layer_seconds), "forward and backward"),
+        ("a step's own", format_seconds(rates.step_seconds), "whatever the model's size"),
         ("memory copy", moved(rates.copy_bytes_per_second), "read and written"),
         ("link", moved(rates.link_bytes_per_second), f"all-reduce, {format_seconds(rates.link_seconds)} at least"),
         ("host to device", moved(rates.host_bytes_per_second), "pinned"),

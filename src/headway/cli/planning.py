@@ -186,7 +186,7 @@ def _learn(options: Namespace) -> int:
     print(
         f"{path}: from {runs}, steps take {learned.step_time:.2f} x and memory {learned.memory:.2f} x what is planned"
     )
-    print("`headway plan` counts with both from now on")
+    print("`headway plan` counts with both from now on, for every strategy alike: one factor each, no matter which ran")
     return EXIT_OK
 
 

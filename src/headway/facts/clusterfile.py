@@ -22,6 +22,7 @@ from headway.units import parse_bytes
 _USUAL_HOST_LINK, _USUAL_NETWORK = 25e9, 12.5e9  # PCIe 4 x16 and 100 Gbit/s, where a file says nothing
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Rate = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Rates(Facts):
@@ -30,8 +31,10 @@ class Rates(Facts):
     matmul_flops: a large product alone. layer_flops and stream_bytes_per_second: what training steps of the real
     engine take for their matrix products, and for everything that moves activations through memory; update_parameters:
     how many the optimizer updates in a second (each None where the fit saw nothing of it). layer_seconds: what a layer
-    takes beside both, forward and backward. stage_2_layer_seconds: DeepSpeed's own work beside all that (hooks,
-    flattening, small collectives) for a layer, in stages 1 and 2; stage_3_layer_seconds: in stage 3.
+    takes beside both, forward and backward; step_seconds: a step beside all that, whatever its size (dispatch of what
+    is done once, counts and verdicts that the ranks agree on, clipping). stage_2_*: DeepSpeed's own work beside that,
+    in stages 1 and 2: of a layer (hooks, small collectives), of a parameter (copies to and from its flat buffers, its
+    fp32 partition), and of a step; stage_3_*: in stage 3.
     link_bytes_per_second: an all-reduce's bus bandwidth between the devices of a host; link_seconds: its least time.
     host_bytes_per_second: from the host's memory to the device's. disk_bytes_per_second: writing, with fsync.
     """
@@ -41,9 +44,14 @@ class Rates(Facts):
     layer_flops: Rate | None = None
     stream_bytes_per_second: Rate | None = None
     update_parameters_per_second: Rate | None = None
-    layer_seconds: float = Field(default=0.0, ge=0)
-    stage_2_layer_seconds: float = Field(default=0.0, ge=0)
-    stage_3_layer_seconds: float = Field(default=0.0, ge=0)
+    layer_seconds: Seconds = 0.0
+    step_seconds: Seconds = 0.0
+    stage_2_layer_seconds: Seconds = 0.0
+    stage_2_parameter_seconds: Seconds = 0.0
+    stage_2_step_seconds: Seconds = 0.0
+    stage_3_layer_seconds: Seconds = 0.0
+    stage_3_parameter_seconds: Seconds = 0.0
+    stage_3_step_seconds: Seconds = 0.0
     copy_bytes_per_second: Rate
     link_bytes_per_second: Rate | None = None
     link_seconds: float = Field(default=0.0, ge=0)

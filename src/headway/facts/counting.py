@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headway.errors import ModelError
 from headway.facts.dimensions import Dimensions
+from headway.facts.needed import require_heads, require_sizes
 from headway.facts.schema import ExpertShape, ModelShape
 
 Config = dict[str, Any]
@@ -30,30 +30,29 @@ def count_shape(config: Config) -> ModelShape | None:
     """The shape by formula; None for an architecture that has none here.
 
     Raises:
-        ModelError: a needed field is missing.
+        ModelError: a needed field is missing or no size; all of them are named.
     """
     counter = _COUNTERS.get(str(config.get("model_type")))
     if counter is None:
         return None
-    try:
-        return counter(config)
-    except KeyError as error:
-        name = config["model_type"]
-        fix = "add it to the model's config.json"
-        raise ModelError(f"the {name} config has no {error.args[0]}", fix=fix) from error
+    require_sizes(config, _NEEDED.get(str(config["model_type"]), _SIZES))
+    return counter(config)
 
 
 def _read(
     config: Config, *, tied: bool = False, kv_heads: int | None = None, head_dim: int | None = None
 ) -> Dimensions:
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    groups = int(config.get("num_key_value_heads") or kv_heads or heads)
+    width = config.get("head_dim") or head_dim
+    require_heads(hidden, heads, groups, free=bool(width) or "v_head_dim" in config)
     return Dimensions(
         vocab=int(config["vocab_size"]),
         hidden=hidden,
         layers=int(config["num_hidden_layers"]),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or kv_heads or heads),
-        head_dim=int(config.get("head_dim") or head_dim or hidden // heads),
+        kv_heads=groups,
+        head_dim=int(width or hidden // heads),
         ffn=int(config["intermediate_size"]),
         positions=int(config.get("max_position_embeddings") or 0),
         tied=bool(config.get("tie_word_embeddings", tied)),
@@ -127,15 +126,13 @@ def _nemotron(config: Config) -> ModelShape:
 
 
 def _moe(config: Config, size: Dimensions, ffn: int, layers: int) -> ExpertShape:
-    count = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
-    if not count:
-        raise KeyError("num_experts")
+    count = next(int(config[name]) for name in _EXPERTS if config.get(name))
     return ExpertShape(
-        count=int(count),
+        count=count,
         per_token=int(config["num_experts_per_tok"]),
         ffn=ffn,
         layers=layers,
-        parameters=int(count) * 3 * size.hidden * ffn * layers,
+        parameters=count * 3 * size.hidden * ffn * layers,
     )
 
 
@@ -213,6 +210,20 @@ def _gpt_oss(config: Config) -> ModelShape:
     return _shape(config, size, Block(0, sparse, routed, moe), size.hidden)
 
 
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_SPARSE = (*_SIZES, _EXPERTS, "num_experts_per_tok")
+_LATENT = ("moe_intermediate_size", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
+# Sizes without which an architecture cannot be counted; of several names one is enough.
+_NEEDED: dict[str, tuple[str | tuple[str, ...], ...]] = {
+    "mpt": ("vocab_size", "d_model", "n_layers", "n_heads"),
+    "mixtral": _SPARSE,
+    "gpt_oss": _SPARSE,
+    "qwen2_moe": (*_SPARSE, "moe_intermediate_size", "shared_expert_intermediate_size"),
+    "qwen3_moe": (*_SPARSE, "moe_intermediate_size"),
+    "deepseek_v2": (*_SPARSE, *_LATENT),
+    "deepseek_v3": (*_SPARSE, *_LATENT),
+}
 _COUNTERS: dict[str, Callable[[Config], ModelShape]] = {
     "phi3": _phi3,
     "gemma3_text": _gemma3,

@@ -22,7 +22,7 @@ DEVICES = Path(__file__).with_name("devices.csv")
 GIB = 1024**3
 # Best matrix product over datasheet peak, where no one published a measured one, by compute capability: A100 0.87 and
 # 0.81 (PCIe), H100 0.80, B200 0.78 in the same table. Consumer and inference cards are held by their power limit.
-_MEASURED_SHARE = {7: 0.80, 8: 0.85, 9: 0.80, 10: 0.78, 12: 0.80}
+_MEASURED_SHARE = {6: 0.80, 7: 0.80, 8: 0.85, 9: 0.80, 10: 0.78, 12: 0.80}
 
 
 @dataclass(frozen=True)
@@ -116,35 +116,73 @@ def _device(row: dict[str, str]) -> Device:
     )
 
 
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+)\s*(?:gib|gb|g)(?![a-z0-9])")
+# Of a name: another model than the one without it.
+_OTHER_MODELS = frozenset(["ti", "super", "laptop", "mobile"])
+_SAME_SIZE = 0.15  # between a size in a name and the memory of the row, which is what torch sees of it
+
+
+def _plain(name: str) -> tuple[str, list[int]]:
+    """(' rtx 4090 ', [24]) of 'RTX4090-24GB': words, with letters and digits apart, and the sizes in GB."""
+    lower = name.lower()
+    sizes = [int(size) for size in _SIZE.findall(lower)]
+    parted = re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", _SIZE.sub(" ", lower))
+    return f" {' '.join(re.sub(r'[^a-z0-9]+', ' ', parted).split())} ", sizes
+
+
+def _of_size(device: Device, sizes: list[int]) -> bool:
+    """Whether the device has one of these sizes; a name without a size means any."""
+    return not sizes or any(abs(device.memory_bytes / GIB / size - 1) <= _SAME_SIZE for size in sizes if size)
+
+
+def _called(name: str) -> list[Device]:
+    """The rows that a name may mean by its words, the most specific first; their sizes are not looked at."""
+    text, sizes = _plain(name)
+    said = set(text.split())
+    bare = {int(word) for word in said if word.isdigit()}  # 'A100 40'
+    found: list[Device] = []
+    for names, device in devices():
+        for wanted in names:
+            words, sized = _plain(wanted)
+            others = _OTHER_MODELS & said - set(words.split())
+            if words in text and not others and set(sized) <= {*sizes, *bare}:
+                found.append(device)
+                break
+    return found
+
+
 def find_device(name: str) -> Device | None:
     """The row of a device as nvidia-smi, a price list or a table names it; None if it is not there.
 
-    'NVIDIA A100-SXM4-80GB', 'H100-80GB', 'RTX4090-24GB', 'H100-96GB(HBM2e,500W)': all words of a row's name, in any
-    order. Without a size the usual one is meant.
+    'NVIDIA A100-SXM4-80GB', 'H100-80GB', 'rtx4090', 'H100-96GB(HBM2e,500W)': the words of a row's name, and among such
+    rows the one of the size that is named. Without a size the usual one is meant.
     """
-    plain = re.sub(r"(\d+)\s*(gib|gb)\b", r"\1gb", name.lower())
-    words = re.sub(r"[^a-z0-9]+", " ", plain).split()
-    sized = {word for word in words if word.endswith("gb")} | {f"{word}gb" for word in words if word.isdigit()}
-    text = f" {' '.join(words)} "
-    for names, device in devices():
-        for wanted in names:
-            parts = wanted.split()
-            rest = [part for part in parts if part not in sized]
-            if f" {' '.join(rest)} " in text or (len(rest) < len(parts) and all(f" {p} " in text for p in rest)):
-                return device
-    return None
+    found, (_, sizes) = _called(name), _plain(name)
+    return next((device for device in found if _of_size(device, sizes)), found[0] if found else None)
 
 
 def require_device(name: str) -> Device:
-    """As `find_device`. Raises PlanError with the near names, and how to describe a device that is not in the table."""
-    found = find_device(name)
-    if found is not None:
+    """As `find_device`, of exactly the size that is named.
+
+    Raises PlanError with the near names, and how to describe a device that is not in the table.
+    """
+    found, (_, sizes) = find_device(name), _plain(name)
+    if found is not None and _of_size(found, sizes):
         return found
-    known = {device.name.lower(): device.name for _, device in devices()}
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.3)
-    listed = ", ".join(known[word] for word in near) or ", ".join(known.values())
-    fix = f"one of {listed}; or describe it in a cluster file (memory, bandwidth, matmul rate, links)"
-    raise PlanError(problems=[Problem("device", "is not in the table of devices", name, fix)])
+    fix = "or describe it in a cluster file (memory, bandwidth, matmul rate, links)"
+    if found is not None:
+        known = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.0f} GiB)" for device in _called(name))
+        rule = "is in the table, but with another memory"
+        raise PlanError(problems=[Problem("device", rule, name, f"{known}; {fix}")])
+    listed = ", ".join(_near(name)) or ", ".join(device.name for _, device in devices())
+    raise PlanError(problems=[Problem("device", "is not in the table of devices", name, f"one of {listed}; {fix}")])
+
+
+def _near(name: str) -> list[str]:
+    """Devices that are spelt like this one, by any of their names."""
+    spelt = {word: device.name for names, device in devices() for word in (*names, device.name.lower())}
+    close = get_close_matches(_SIZE.sub(" ", name.lower()).strip(" -_"), spelt, n=6, cutoff=0.5)
+    return list(dict.fromkeys(spelt[word] for word in close))[:3]
 
 
 def find_peak(device_name: str) -> Peak | None:

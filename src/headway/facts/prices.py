@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from headway.errors import PlanError, Problem
 from headway.facts.reading import read_facts
 from headway.facts.schema import Facts
 
@@ -14,12 +15,16 @@ SHIPPED = Path(__file__).with_name("prices.yaml")
 
 
 class Price(Facts):
-    """US dollars (or the table's currency) of one device for an hour: the cheapest, the usual and the dearest offer."""
+    """US dollars (or the table's currency) of one device for an hour: the cheapest, the usual and the dearest offer.
+
+    unchecked: written down from memory, not read off an offer.
+    """
 
     low: float = Field(ge=0)
     usual: float = Field(ge=0)
     high: float = Field(ge=0)
     source: str = ""
+    unchecked: bool = False
 
 
 class Spot(Facts):
@@ -47,7 +52,10 @@ class PriceTable(Facts):
 
 
 def read_prices(path: Path = SHIPPED) -> PriceTable:
-    """The price file. Raises PlanError naming every wrong entry with its line."""
+    """The price file. Raises PlanError naming every wrong entry with its line, or that there is no such file."""
+    if not path.is_file():
+        fix = "copy the shipped table and change it, or leave --prices out"
+        raise PlanError(problems=[Problem("--prices", "there is no such price file", str(path), f"{fix}: {SHIPPED}")])
     return read_facts(path, PriceTable)
 
 

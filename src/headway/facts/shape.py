@@ -19,6 +19,7 @@ from headway.facts.counting import count_shape
 from headway.facts.dimensions import Dimensions
 from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
+from headway.facts.needed import require_heads, require_sizes
 from headway.facts.schema import AdapterShape, Facts, ModelShape
 
 _PROBE_SECONDS = 300.0
@@ -69,25 +70,27 @@ def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
 
 
 def read_dimensions(config: dict[str, Any], arch: Arch) -> Dimensions:
-    """The config's numbers. Raises ModelError naming every needed field that is missing."""
+    """The config's numbers. Raises ModelError naming every needed field that is missing or no size."""
 
     def read(word: str) -> Any:
         return value_of(config, word)
 
-    needed = ("vocab", "hidden", "layers", "heads")
+    words = ("vocab", "hidden", "layers", "heads")
     ffn_by_rule = arch.key("ffn") == "n_inner"  # gpt2 leaves it null for 4 x hidden
-    missing = [arch.key(w) for w in (*needed, *(() if ffn_by_rule else ("ffn",))) if not isinstance(read(w), int)]
-    if missing:
-        name = config["model_type"]
-        raise ModelError(f"the {name} config has no {', '.join(missing)}", fix="add them to the model's config.json")
+    needed = (*words, *(() if ffn_by_rule and read("ffn") is None else ("ffn",)))
+    found = {arch.key(word): read(word) for word in needed} | {"model_type": config.get("model_type")}
+    require_sizes(found, [arch.key(word) for word in needed])
     hidden, heads = int(read("hidden")), int(read("heads"))
+    kv_heads = int(read("kv_heads") or heads) if arch.kv else heads
+    width = read("head_dim") if arch.kv else None
+    require_heads(hidden, heads, kv_heads, free=bool(width))
     return Dimensions(
         vocab=int(read("vocab")),
         hidden=hidden,
         layers=int(read("layers")),
         heads=heads,
-        kv_heads=int(read("kv_heads") or heads) if arch.kv else heads,
-        head_dim=int((read("head_dim") if arch.kv else None) or hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=int(width or hidden // heads),
         ffn=int(read("ffn") or 4 * hidden),
         positions=int(read("max_sequence") or 0),
         tied=bool(read("tie_embeddings")),
@@ -199,7 +202,11 @@ def _probe(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]
     said = done.stderr.strip().splitlines()
     if said and options and done.returncode in (ModelError.exit_code, ConfigError.exit_code):
         raise ModelError(f"the model {name!r}: {said[-1]}")
-    fix = "check config.json; the architecture must be one that the installed transformers knows"
-    raise ModelError(
-        f"the model {name!r} cannot be built from its config: {said[-1] if said else 'no message'}", fix=fix
-    )
+    what, _, fix = (said[-1] if said else "no message").partition(" fix: ")
+    raise ModelError(f"the model {name!r} cannot be built from its config: {what}", fix=_fix_of(config, fix))
+
+
+def _fix_of(config: dict[str, Any], fix: str) -> str:
+    if isinstance(config.get("text_config"), dict):
+        return "to plan its text model alone, write its text_config, with a model_type, as a config.json of its own"
+    return fix or "check config.json; the architecture must be one that the installed transformers knows"

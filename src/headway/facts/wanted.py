@@ -15,6 +15,7 @@ from headway.facts.schema import ClusterFacts
 HOST_MEMORY_SHARE = 1.8
 _LARGEST_HOST = 8  # GPUs; more are several hosts
 _WORDS = re.compile(r"(?:(?P<hosts>\d+)\s*[xX*]\s*)?(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<name>[A-Za-z].*)")
+_COUNT_BEHIND = re.compile(r"(?<=[\dbB])\s?[xX*]\s?\d+$")  # 'H100x8'
 _FILE_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -31,15 +32,18 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
     """The machine that `--on` names.
 
     Raises:
-        PlanError: no such device (the near ones are named), or a number of devices that no hosts hold.
-        ConfigError: the cluster file is absent or is no YAML.
+        PlanError: no such device (the near ones are named) or file, or a number of devices that no hosts hold.
+        ConfigError: the cluster file is no YAML.
     """
     if text.endswith(_FILE_ENDINGS) or "/" in text:
+        if not Path(text).is_file():
+            fix = "`headway calibrate --out FILE` writes one of this machine; or name devices: 8xH100-80GB"
+            raise PlanError(problems=[Problem("--on", "there is no such cluster file", text, fix)])
         file = read_cluster(Path(text))
         return Wanted(file.facts(), file)
     match = _WORDS.fullmatch(text.strip())
-    if match is None:
-        fix = "8xH100-80GB, 4x8xA100-40GB (hosts x devices), or a cluster file"
+    if match is None or _COUNT_BEHIND.search(match["name"]):
+        fix = "8xH100-80GB, 4x8xA100-40GB (hosts x devices, then the name), or a cluster file"
         raise PlanError(problems=[Problem("--on", "is no machine", text, fix)])
     device = require_device(match["name"])
     hosts, count = _hosts(match, text)
@@ -63,11 +67,11 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
 def _hosts(match: re.Match[str], text: str) -> tuple[int, int]:
     """(hosts, devices of each): a single number above a host's eight must be whole hosts of eight."""
     first, second = match["hosts"], match["count"]
+    if 0 in (int(first or 1), int(second or 1)):
+        raise PlanError(problems=[Problem("--on", "has no device", text, "at least 1")])
     if first and second:
         return int(first), int(second)
     count = int(first or second or 1)
-    if count == 0:
-        raise PlanError(problems=[Problem("--on", "has no device", text, "at least 1")])
     if count <= _LARGEST_HOST:
         return 1, count
     hosts, rest = divmod(count, _LARGEST_HOST)

@@ -5,32 +5,50 @@ from __future__ import annotations
 from headway.facts.clusterfile import Rates
 from headway.plan.schema import Plan
 from headway.plan.setting import TimeItem
-from headway.plan.work import Work, work_of
+from headway.plan.work import Work, forward_work, work_of
 
 
 def measured_times(plan: Plan, rates: Rates) -> tuple[TimeItem, ...]:
     """One step, part by part, at the rates of `headway calibrate`. Nothing is taken to run behind anything else."""
     work = work_of(plan)
     parts = [
-        ("matrix products", work.flops / rates.layer_flops if rates.layer_flops else 0.0),
-        ("memory traffic", work.stream_bytes / rates.stream_bytes_per_second if rates.stream_bytes_per_second else 0.0),
+        ("matrix products", _per(work.flops, rates.layer_flops)),
+        ("memory traffic", _per(work.stream_bytes, rates.stream_bytes_per_second)),
         ("layers' overhead", work.layer_passes * rates.layer_seconds),
+        ("fixed", rates.step_seconds),
         ("optimizer", _per(work.updated_parameters, rates.update_parameters_per_second)),
-        ("DeepSpeed's own work", sharded_layers(plan) * _own_seconds(plan, rates)),
+        ("DeepSpeed's own work", _own_seconds(plan, rates)),
         ("communication", _exchange(work, rates, plan.launch.processes)),
     ]
     return tuple(TimeItem(name, seconds) for name, seconds in parts if seconds > 0)
 
 
-def sharded_layers(plan: Plan) -> int:
-    """Layers that DeepSpeed hooks into and hands on in a step: at stages 2 and 3 in each micro batch."""
+def measured_forward(plan: Plan, rates: Rates) -> float:
+    """Seconds of one micro batch's forward pass alone."""
+    work = forward_work(plan)
+    seconds = _per(work.flops, rates.layer_flops) + _per(work.stream_bytes, rates.stream_bytes_per_second)
+    return seconds + work.layer_passes * rates.layer_seconds + _exchange(work, rates, plan.launch.processes)
+
+
+def sharded_terms(plan: Plan) -> list[float]:
+    """Layers that DeepSpeed hooks into, parameters that it copies to and from its flat buffers, and the step, once.
+
+    At stages 2 and 3 the first two come with each micro batch. All zero where nothing is sharded.
+    """
     if plan.strategy.kind != "deepspeed" or plan.strategy.stage == 0:
-        return 0
-    return plan.shape.layers * (plan.batch.accumulation if plan.strategy.stage >= 2 else 1)
+        return [0.0, 0.0, 0.0]
+    times = plan.batch.accumulation if plan.strategy.stage >= 2 else 1
+    return [float(plan.shape.layers * times), float(plan.shape.trainable_parameters * times), 1.0]
 
 
 def _own_seconds(plan: Plan, rates: Rates) -> float:
-    return rates.stage_3_layer_seconds if plan.strategy.stage == 3 else rates.stage_2_layer_seconds
+    third = plan.strategy.stage == 3
+    units = (
+        rates.stage_3_layer_seconds if third else rates.stage_2_layer_seconds,
+        rates.stage_3_parameter_seconds if third else rates.stage_2_parameter_seconds,
+        rates.stage_3_step_seconds if third else rates.stage_2_step_seconds,
+    )
+    return sum(amount * unit for amount, unit in zip(sharded_terms(plan), units, strict=True))
 
 
 def _per(amount: float, rate: float | None) -> float:

@@ -1,8 +1,10 @@
 """Measured steps and sizes to rates: what `headway calibrate` writes into a cluster file, and how a step follows.
 
 seconds = flops / layer_flops + stream_bytes / stream_rate + layers x layer_seconds + parameters / update_rate
+          + step_seconds
 
-fitted to steps of the real engine by least squares on relative errors, no term below zero.
+fitted to steps of the real engine by least squares on relative errors, no term below zero. What DeepSpeed's stages take
+beside that is fitted in the same way, to their layers, their parameters and a fixed part of the step.
 """
 
 from __future__ import annotations
@@ -12,39 +14,46 @@ from itertools import combinations
 
 from headway.plan.work import Work
 
-Terms = tuple[float, float, float, float]
+
+def terms_of(work: Work) -> list[float]:
+    """FLOPs, kept bytes, layer passes, updated parameters, and the step itself, once."""
+    return [work.flops, work.stream_bytes, work.layer_passes, work.updated_parameters, 1.0]
 
 
-def terms_of(work: Work) -> Terms:
-    return work.flops, work.stream_bytes, float(work.layer_passes), work.updated_parameters
+def fit_terms(amounts: Sequence[Sequence[float]], seconds: Sequence[float], wholes: Sequence[float]) -> list[float]:
+    """Seconds of one unit of each term: amounts x units = seconds.
 
-
-def fit_terms(works: Sequence[Work], seconds: Sequence[float]) -> Terms:
-    """Seconds of one unit of each term. With four unknowns every subset of terms is tried: the best without a
-    negative one is the non-negative least squares solution."""
-    rows = [[term / taken for term in terms_of(work)] for work, taken in zip(works, seconds, strict=True)]
-    best, lowest = (0.0, 0.0, 0.0, 0.0), float("inf")
-    for size in range(1, 5):
-        for chosen in combinations(range(4), size):
-            found = _solve([[row[column] for column in chosen] for row in rows])
+    wholes: what each error is held against, the time of the whole step. With so few unknowns every subset of terms is
+    tried: the best without a negative one is the non-negative least squares solution.
+    """
+    rows = [[term / whole for term in terms] for terms, whole in zip(amounts, wholes, strict=True)]
+    right = [taken / whole for taken, whole in zip(seconds, wholes, strict=True)]
+    count = len(amounts[0])
+    best, lowest = [0.0] * count, sum(value**2 for value in right)
+    for size in range(1, count + 1):
+        for chosen in combinations(range(count), size):
+            found = _solve([[row[column] for column in chosen] for row in rows], right)
             if found is None or min(found) < 0:
                 continue
-            full = [0.0] * 4
+            full = [0.0] * count
             for column, value in zip(chosen, found, strict=True):
                 full[column] = value
-            wrong = sum((sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in rows)
+            planned = [sum(a * b for a, b in zip(row, full, strict=True)) for row in rows]
+            wrong = sum((one - other) ** 2 for one, other in zip(planned, right, strict=True))
             if wrong < lowest:
-                best, lowest = (full[0], full[1], full[2], full[3]), wrong
+                best, lowest = full, wrong
     return best
 
 
-def _solve(rows: list[list[float]]) -> list[float] | None:
-    """x of least squares |rows x - 1|, by the normal equations; None where they are singular."""
+def _solve(rows: list[list[float]], wanted: list[float]) -> list[float] | None:
+    """x of least squares |rows x - wanted|, by the normal equations; None where they are singular."""
     size = len(rows[0])
+    if size > len(rows):
+        return None
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(size)]
     scaled = [[row[i] / scale[i] for i in range(size)] for row in rows]
     matrix = [[sum(row[i] * row[j] for row in scaled) for j in range(size)] for i in range(size)]
-    right = [sum(row[i] for row in scaled) for i in range(size)]
+    right = [sum(row[i] * one for row, one in zip(scaled, wanted, strict=True)) for i in range(size)]
     for i in range(size):
         pivot = max(range(i, size), key=lambda r: abs(matrix[r][i]))
         if abs(matrix[pivot][i]) < 1e-9:

@@ -77,8 +77,7 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
     allocated = max(moments)
     working = max(forward, backward, update, last)
-    # a flat buffer finds no freed block of its size but those of whole logits
-    apart = max(working, kept + max(logits, update + last))
+    apart = max(working, kept + _side_by_side(request, logits, update + last))
     fragments = constants.fragmentation * working
     # freed blocks of the last step's gradients serve no larger tensor, unless segments can grow
     reserved = (allocated if request.software.expandable_segments else base + gradients + apart) + fragments
@@ -108,6 +107,16 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
 
 def _item(name: str, size: float) -> MemoryItem:
     return MemoryItem(name=name, device_bytes=int(size))
+
+
+def _side_by_side(request: EstimateRequest, logits: float, flat: float) -> float:
+    """What the loss and DeepSpeed's flat buffers take of the allocator.
+
+    A flat buffer needs one free block of its size. Whole logits leave such a block behind; a loss that works by pieces
+    leaves only small ones, so the buffer's block stands beside them.
+    """
+    by_pieces = request.software.loss == "linear" and request.engine == "deepspeed"
+    return logits + flat if by_pieces else max(logits, flat)
 
 
 def _shards(request: EstimateRequest, stage: int, *, experts: bool = False) -> int:

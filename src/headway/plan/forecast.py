@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from headway.facts.clusterfile import Learned, Rates
 from headway.facts.hardware import Machine
 from headway.facts.prices import Price, PriceTable
-from headway.plan.calibrated import measured_times
+from headway.plan.calibrated import measured_forward, measured_times
 from headway.plan.estimate import estimate
-from headway.plan.memory import CUDA_HOST_BYTES, GIB, host_limit_bytes, moments_of, used_bytes
+from headway.plan.memory import CUDA_HOST_BYTES, GIB, host_limit_bytes, setting_of, used_bytes
+from headway.plan.passes import Passes, passes_of
 from headway.plan.schema import MemoryItem, Plan
-from headway.plan.setting import AttentionKind, Degrees, Estimate, EstimateRequest, OptimizerFacts, Software, TimeItem
-from headway.plan.work import work_of
+from headway.plan.setting import Degrees, Estimate, EstimateRequest, TimeItem
+from headway.plan.steptime import forward_seconds
+from headway.plan.work import request_of, rows_of, work_of
 
 # Nine of ten published speeds lie within this share of the estimate (docs/planner-accuracy.md), and 40 of 48 steps of a
 # calibrated CPU machine at any load (bench/results/planner-here.md).
@@ -39,7 +41,7 @@ class Forecast:
     """Of the fullest device, and of one step of all. `items` add up to device_bytes; host figures are of one host.
 
     low_bytes, high_bytes: the band of device_bytes. time_band: 0.1 means 10 % either way. mfu: None where no peak is
-    known.
+    known. passes: what the run computes beside its steps.
     """
 
     items: tuple[MemoryItem, ...]
@@ -54,6 +56,11 @@ class Forecast:
     time_band: float
     tokens_per_second: float
     mfu: float | None
+    passes: tuple[Passes, ...] = ()
+
+    def run_seconds(self, steps: int) -> float:
+        """Of so many steps and all passes beside them, without saves and failures."""
+        return steps * self.step_seconds + sum(each.seconds for each in self.passes)
 
     @property
     def fits(self) -> bool:
@@ -75,7 +82,12 @@ def forecast(plan: Plan, basis: Basis) -> Forecast:
     """Memory by the estimate of the device's kind; time by this machine's own rates where it was calibrated."""
     found = _on_cpu(plan, basis) if plan.cluster.device == "cpu" else _on_gpu(plan, basis)
     useful = plan.batch.global_sequences / plan.batch.slots  # the rest are fillers of zero count: time, but no tokens
-    found = replace(found, tokens_per_second=found.tokens_per_second * useful, mfu=found.mfu and found.mfu * useful)
+    found = replace(
+        found,
+        tokens_per_second=found.tokens_per_second * useful,
+        mfu=found.mfu and found.mfu * useful,
+        passes=passes_of(plan, _forward_seconds(plan, basis), found.step_seconds),
+    )
     if basis.learned is None:
         return found
     factor, larger = basis.learned.step_time, basis.learned.memory
@@ -88,7 +100,15 @@ def forecast(plan: Plan, basis: Basis) -> Forecast:
         step_seconds=found.step_seconds * factor,
         tokens_per_second=found.tokens_per_second / factor,
         mfu=found.mfu and found.mfu / factor,
+        passes=tuple(replace(each, seconds=each.seconds * factor) for each in found.passes),
     )
+
+
+def _forward_seconds(plan: Plan, basis: Basis) -> float:
+    """Of one micro batch."""
+    if plan.cluster.device == "cpu" and basis.rates is not None:
+        return measured_forward(plan, basis.rates)
+    return forward_seconds(request_for(plan, basis.machine))
 
 
 def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
@@ -96,7 +116,8 @@ def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
     process = MemoryItem(name="process, libraries and loader", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
     per_host = min(plan.launch.processes, plan.cluster.devices_per_host)
     whole = found.host_bytes + CUDA_HOST_BYTES * per_host
-    return replace(found, items=(*found.items, process), host_bytes=whole)
+    rate = found.tokens_per_second / rows_of(plan)  # both answers of a pair are one window of the data
+    return replace(found, items=(*found.items, process), host_bytes=whole, tokens_per_second=rate)
 
 
 def of_estimate(found: Estimate) -> Forecast:
@@ -144,31 +165,12 @@ def _on_cpu(plan: Plan, basis: Basis) -> Forecast:
 
 
 def request_for(plan: Plan, machine: Machine, degrees: Degrees | None = None) -> EstimateRequest:
-    """The plan as the estimates take it; other `degrees` are what the engine does not have."""
-    strategy, numerics = plan.strategy, plan.numerics
-    kind = strategy.kind if strategy.kind in ("single", "ddp", "deepspeed") else "ddp"
-    kernels: dict[str, AttentionKind] = {"flash": "flash", "flex": "flash", "sdpa": "sdpa", "eager": "eager"}
-    return EstimateRequest(
-        shape=plan.shape,
+    """The plan as the estimates take it, and as its memory was planned; other `degrees` are not the engine's."""
+    made = setting_of(request_of(plan))
+    return replace(
+        made,
         machine=machine,
-        degrees=degrees or Degrees(data=plan.batch.data_parallel_size),
-        engine=kind,
-        stage=strategy.stage,
-        sequence=plan.data.sequence,
-        micro_batch=plan.batch.micro_batch,
+        degrees=degrees or made.degrees,
         accumulation=plan.batch.accumulation,
-        precision=numerics.precision,
-        tf32=numerics.tf32,
-        checkpointing="full" if numerics.activation_checkpointing else "none",
-        offload_optimizer=strategy.offload_optimizer,
-        offload_parameters=strategy.offload_parameters,
-        software=Software(
-            kernels="compiled" if numerics.compile else "eager",
-            attention=kernels[plan.model.attention],
-            loss="linear",
-            loss_chunk_tokens=numerics.loss_chunk_tokens,
-        ),
-        optimizer=OptimizerFacts(bytes_per_parameter=4.0 * moments_of(plan.optimizer)),
-        reduce_bucket_elements=strategy.reduce_bucket_elements,
-        prefetch_bucket_elements=strategy.prefetch_bucket_elements,
+        tf32=plan.numerics.tf32,
     )

@@ -165,6 +165,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
         rows=2 if config.task.kind == "preference" else 1,
         language=config.task.kind != "classification",
+        compiled=config.train.compile,
     )
     return with_micro_batch(request, micro, config.train)
 

@@ -69,6 +69,7 @@ class MemoryRequest:
     global_sequences: int = 0
     rows: int = 1  # of a sequence each, in one item of the batch: a preference has two answers
     language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
+    compiled: bool = False  # by torch.compile
 
     @property
     def tokens(self) -> int:
@@ -157,7 +158,12 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         offload_parameters=strategy.offload_parameters,
         adapter_dropout=request.adapter_dropout,
         language=request.language,
-        software=Software(attention=attention.get(request.attention, "flash"), loss=loss, loss_chunk_tokens=chunk),
+        software=Software(
+            kernels="compiled" if request.compiled else "eager",
+            attention=attention.get(request.attention, "flash"),
+            loss=loss,
+            loss_chunk_tokens=chunk,
+        ),
         optimizer=OptimizerFacts(4.0 * moments_of(request.optimizer)),
         reduce_bucket_elements=strategy.reduce_bucket_elements,
         prefetch_bucket_elements=strategy.prefetch_bucket_elements,

@@ -56,7 +56,7 @@ def outlook(plan: Plan, question: Question) -> Outlook:
     check(question.asked, plan.shape, basis.machine, plan.data.sequence)
     found = forecast(plan, basis)
     storage = storage_of(plan, basis.rates.disk_bytes_per_second if basis.rates else None)
-    seconds = plan.schedule.steps * found.step_seconds
+    seconds = found.run_seconds(plan.schedule.steps)
     others = candidates(plan, question.train, basis)
     on_gpu = cluster.device == "cuda"
     hosts = question.hosts or ((cluster.hosts, cluster.hosts + 1) if on_gpu else ())
@@ -90,7 +90,7 @@ def _bills(plan: Plan, found: Forecast, storage: Storage, basis: Basis) -> tuple
         return ()
     every = plan.checkpoint.every
     request = CostRequest(
-        compute_seconds=plan.schedule.steps * found.step_seconds,
+        compute_seconds=found.run_seconds(plan.schedule.steps),
         time_band=min(found.time_band, 0.99),
         devices=plan.launch.processes,
         hosts=plan.cluster.hosts,
@@ -105,7 +105,8 @@ def _bills(plan: Plan, found: Forecast, storage: Storage, basis: Basis) -> tuple
 def _priced(basis: Basis) -> str:
     if basis.price is None:
         return "no price of this device is known: --prices FILE, or `price` in a cluster file"
-    return f"{basis.price.source or 'as the cluster file says'}; table of {basis.prices.date:%Y-%m-%d}"
+    source = f"{basis.price.source or 'as the cluster file says'}; table of {basis.prices.date:%Y-%m-%d}"
+    return f"UNCHECKED, from memory: {source}" if basis.price.unchecked else source
 
 
 def as_json(found: Outlook) -> dict[str, Any]:
@@ -113,10 +114,11 @@ def as_json(found: Outlook) -> dict[str, Any]:
 
     def figures(each: Forecast) -> dict[str, Any]:
         return {
-            **{name: value for name, value in vars(each).items() if name not in ("items", "times")},
+            **{name: value for name, value in vars(each).items() if name not in ("items", "times", "passes")},
             "fits": each.fits,
             "items": [item.model_dump() for item in each.items],
             "times": [asdict(item) for item in each.times],
+            "passes": [asdict(each_pass) for each_pass in each.passes],
         }
 
     return _finite({

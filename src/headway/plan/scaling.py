@@ -47,7 +47,7 @@ def on(cluster: ClusterFacts, hosts: int, devices_per_host: int, make: Planner, 
     found = forecast(plan, changed)
     if not found.fits:
         return Scale(hosts, devices_per_host, plan.strategy.label, reason=found.misfit)
-    days = plan.schedule.steps * found.step_seconds / 86400
+    days = found.run_seconds(plan.schedule.steps) / 86400
     price = basis.price.usual if basis.price else None
     cost = days * 24 * hosts * devices_per_host * price if price is not None else None
     return Scale(hosts, devices_per_host, plan.strategy.label, found, days, cost)

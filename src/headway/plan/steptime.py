@@ -182,8 +182,10 @@ def _recomputed(request: EstimateRequest, forward: Pass) -> Pass:
 
 
 def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
-    """Logits and loss, forward and backward, of one micro batch."""
+    """Logits and loss, forward and backward, of one micro batch. A head with an output for each label is none."""
     shape, tensor = request.shape, request.degrees.tensor
+    if not request.language:
+        return 0.0
     product = _product(
         request, (float(request.tokens), float(shape.hidden), -(-shape.vocab // (64 * tensor)) * 64.0), rates
     )
@@ -288,6 +290,17 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
         *_update(request, rates, constants),
     ]
     return Step(tuple(item for item in items if item.seconds > 0 or item.hidden_seconds > 0))
+
+
+def forward_seconds(request: EstimateRequest, constants: TimeConstants = TIME) -> float:
+    """One micro batch's forward pass alone, without gradients: an evaluation, a reference."""
+    rates = rates_of(request, constants)
+    compute = request.shape.layers * _forward(request, rates, constants).seconds + _head_seconds(request, rates) / 3
+    if request.stage < 3 or request.shards == 1:
+        return compute
+    size = parts_of(request).total * request.element_bytes
+    gather = ring_seconds(request, size, Ring(request.shards, 1, _pieces(request, size)), constants)
+    return compute + max(gather / max(request.shape.layers, 1), gather - constants.overlap * compute)
 
 
 def _pipeline(request: EstimateRequest, of_micro: float, constants: TimeConstants) -> list[TimeItem]:

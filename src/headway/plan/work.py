@@ -19,7 +19,7 @@ class Work:
 
     flops: float
     stream_bytes: float
-    layer_passes: int
+    layer_passes: float
     updated_parameters: float
     reduced_bytes: float
     gathered_bytes: float
@@ -29,14 +29,8 @@ class Work:
 def work_of(plan: Plan) -> Work:
     """Counted from the plan alone."""
     shape, batch, numerics = plan.shape, plan.batch, plan.numerics
-    tokens = batch.micro_batch * plan.data.sequence
-    lookup = 0 if shape.tied else shape.vocab * shape.hidden
-    head = shape.vocab * shape.hidden
-    body = shape.parameters - lookup - head
-    passes = 8 if numerics.activation_checkpointing else 6
-    # Headway masks by document: on a CPU every score is computed, also the half that is masked away.
-    scores = 2 * passes * shape.layers * shape.heads * shape.head_dim * plan.data.sequence
-    flops = tokens * (passes * body + 6 * head + scores)
+    tokens = batch.micro_batch * rows_of(plan) * plan.data.sequence
+    flops = tokens * flops_per_token(plan)
     kept = _kept_bytes(plan) * (4 / 3 if numerics.activation_checkpointing else 1)
     ranks = 1 if plan.strategy.kind == "single" else batch.data_parallel_size
     zero = plan.strategy.stage if plan.strategy.kind == "deepspeed" else 0
@@ -50,9 +44,51 @@ def work_of(plan: Plan) -> Work:
         layer_passes=shape.layers * batch.accumulation,
         updated_parameters=shape.trainable_parameters / (ranks if zero else 1),
         reduced_bytes=size * reductions if ranks > 1 else 0,
-        gathered_bytes=element * shape.parameters * gathers if ranks > 1 else 0,
+        gathered_bytes=element * (shape.parameters if zero == 3 else shape.trainable_parameters) * gathers
+        if ranks > 1
+        else 0,
         messages=shape.layers * batch.accumulation * (3 if zero == 3 else 1) if ranks > 1 else 0,
     )
+
+
+def forward_work(plan: Plan) -> Work:
+    """One micro batch's forward pass alone: one pass of the three over layers and memory, and no update.
+
+    ZeRO-3 gathers the weights once.
+    """
+    shape, ranks = plan.shape, plan.batch.data_parallel_size
+    tokens = plan.batch.micro_batch * rows_of(plan) * plan.data.sequence
+    gathered = plan.strategy.kind == "deepspeed" and plan.strategy.stage == 3 and ranks > 1
+    element = 4 if plan.numerics.precision == "fp32" else 2
+    return Work(
+        flops=tokens * flops_per_token(plan, passes=1.0),
+        stream_bytes=_kept_bytes(plan) / 3,
+        layer_passes=shape.layers / 3,
+        updated_parameters=0.0,
+        reduced_bytes=0.0,
+        gathered_bytes=element * shape.parameters if gathered else 0.0,
+        messages=shape.layers if gathered else 0,
+    )
+
+
+def flops_per_token(plan: Plan, *, passes: float | None = None) -> float:
+    """Of matrix products and attention. passes: over each product, 2 FLOPs a weight; None: of a training step.
+
+    A frozen weight wants no gradient of its own: two passes (forward, and backward to its input) in place of three.
+    Recomputation passes through the layers once more, not through the head.
+    """
+    shape, again = plan.shape, 1.0 if plan.numerics.activation_checkpointing and passes is None else 0.0
+    every = passes or (2.0 if shape.adapter else 3.0)
+    head = shape.vocab * shape.hidden if plan.task.kind != "classification" else 0
+    lookup = 0 if shape.tied and head else shape.vocab * shape.hidden
+    idle = shape.experts.idle_parameters if shape.experts else 0
+    added = shape.adapter.parameters if shape.adapter else 0
+    body = shape.parameters - lookup - head - idle - added
+    # Headway masks by document: on a CPU every score is computed, also the half that is masked away.
+    scores = 2 * shape.layers * shape.heads * shape.head_dim * plan.data.sequence
+    of_scores = (passes or 3.0) + again
+    of_added = (passes or 3.0) + again
+    return 2 * ((every + again) * body + of_added * added + every * head + of_scores * scores)
 
 
 def request_of(plan: Plan) -> MemoryRequest:
@@ -72,8 +108,14 @@ def request_of(plan: Plan) -> MemoryRequest:
         adapter_dropout=plan.adapter is not None and plan.adapter.dropout > 0,
         global_sequences=plan.batch.global_sequences,
         language=plan.task.kind != "classification",
-        rows=2 if plan.task.kind == "preference" else 1,
+        rows=rows_of(plan),
+        compiled=plan.numerics.compile,
     )
+
+
+def rows_of(plan: Plan) -> int:
+    """Sequences in one item of the batch: a preference has two answers."""
+    return 2 if plan.task.kind == "preference" else 1
 
 
 def _kept_bytes(plan: Plan) -> float:
