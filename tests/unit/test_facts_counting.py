@@ -12,6 +12,7 @@ from headway.errors import ModelError
 from headway.facts.catalogue import find_model, known_models, near_models
 from headway.facts.counting import COUNTED, count_shape
 from headway.facts.shape import shape_of
+from headway.model.probe import experts_of
 
 SIZES = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 PLAIN = {**SIZES, "intermediate_size": 80, "max_position_embeddings": 32, "num_key_value_heads": 2}
@@ -64,6 +65,7 @@ def test_counts_equal_the_built_model(model_type: str, keys: dict[str, Any]) -> 
     assert counted.largest_layer_parameters == max(largest, counted.vocab * counted.hidden)
     routed = sum(n for name, n in sizes.items() if ".experts." in name)
     assert (counted.experts.parameters if counted.experts else 0) == routed
+    assert experts_of(model, model.config.get_text_config()) == counted.experts  # as of an architecture without formula
 
 
 def test_every_counted_architecture_has_a_case() -> None:
@@ -72,7 +74,7 @@ def test_every_counted_architecture_has_a_case() -> None:
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(ModelError, match="mixtral config has no num_experts"):
+    with pytest.raises(ModelError, match="mixtral config has no num_local_experts or num_experts"):
         shape_of({"model_type": "mixtral", **PLAIN, "num_experts_per_tok": 2})
     with pytest.raises(ModelError, match="has no qk_rope_head_dim"):
         shape_of({"model_type": "deepseek_v2", **{k: v for k, v in LATENT.items() if k != "qk_rope_head_dim"}})
@@ -105,3 +107,26 @@ def test_the_catalogue_is_counted_without_torch() -> None:
         assert shape_of(config).parameters > 1e7, name
     assert find_model("a model of my own") is None
     assert "llama-3.1-8b" in near_models("lama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "qwen3_moe", "vocab_size": 100},
+            ("hidden_size", "num_experts_per_tok", "moe_intermediate_size"),
+        ),
+        ({"model_type": "llama", "vocab_size": 100}, ("hidden_size", "num_hidden_layers", "intermediate_size")),
+        ({"model_type": "mpt", "d_model": 8}, ("vocab_size", "n_layers", "n_heads")),
+        ({"model_type": "llama", **PLAIN, "num_hidden_layers": 0}, ("num_hidden_layers = 0", "above zero")),
+        ({"model_type": "phi3", **PLAIN, "vocab_size": "101"}, ("vocab_size = '101'", "whole number")),
+        ({"model_type": "llama", **PLAIN, "hidden_size": -48}, ("hidden_size = -48",)),
+        ({"model_type": "llama", **PLAIN, "num_key_value_heads": 3}, ("= 3", "4 is not a multiple of 3")),
+        ({"model_type": "phi3", **PLAIN, "num_attention_heads": 5}, ("= 5", "48 is not a multiple of 5", "head_dim")),
+    ],
+)
+def test_every_field_that_is_missing_or_no_size_is_named(config: dict[str, Any], said: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        shape_of(config)
+    for part in said:
+        assert part in str(caught.value)

@@ -43,6 +43,9 @@ FILE = ClusterFile(
         ("2 x 4 x L40S", 2, 4, "L40S"),
         ("64xA100-80GB", 8, 8, "A100-SXM4-80GB"),
         ("1xV100", 1, 1, "V100-SXM2-16GB"),
+        ("8xH100-94GB", 1, 8, "H100-NVL-94GB"),
+        ("8xA100-40GB-PCIe", 1, 8, "A100-PCIe-40GB"),
+        ("8xrtx6000ada", 1, 8, "RTX 6000 Ada"),
         ("2x72xGB200", 2, 72, "GB200"),
     ],
 )
@@ -67,6 +70,12 @@ def test_host_memory_can_be_said() -> None:
         ("12xH100", ("1x8xH100", "2x8xH100", "not a multiple")),
         ("8", ("is no machine", "8xH100-80GB")),
         ("0xH100", ("has no device",)),
+        ("2x0xH100", ("has no device",)),
+        ("8xH100-40GB", ("another memory", "H100-SXM5-80GB (79 GiB)", "cluster file")),
+        ("4xRTX 4080 Super", ("is not in the table", "RTX 4080")),
+        ("8xM4", ("is not in the table", "T4", "L4")),
+        ("H100x8", ("is no machine", "then the name")),
+        ("nowhere.yaml", ("no such cluster file", "headway calibrate")),
     ],
 )
 def test_what_is_no_machine(text: str, said: tuple[str, ...]) -> None:
@@ -123,3 +132,12 @@ def test_a_price_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text(SHIPPED.read_text().replace("share_of_price: 0.5", "share_of_price: 5"))
     with pytest.raises(PlanError, match=r"spot\.share_of_price"):
         read_prices(path)
+    with pytest.raises(PlanError, match="no such price file"):
+        read_prices(tmp_path / "none.yaml")
+
+
+def test_prices_from_memory_are_marked() -> None:
+    devices = read_prices().devices
+    assert {name for name, price in devices.items() if price.unchecked} == {
+        "L4", "T4", "V100-SXM2-16GB", "V100-SXM2-32GB",
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from fakes.plans import A100_8, EXAMPLE, LAPTOP, SMALL, plan_of
 from headway.errors import PlanError
 from headway.plan.explain import (
     explain,
+    flatten,
     interval_text,
     memory_rows,
     note_texts,
@@ -146,3 +147,27 @@ def test_intervals_as_text() -> None:
     assert interval_text(IntervalPlan(steps=1)) == "every step"
     assert interval_text(IntervalPlan(steps=5)) == "every 5 steps"
     assert interval_text(IntervalPlan(seconds=90)) == "every 1 min 30 s"
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "why"),
+    [
+        ("train.length", "schedule.steps", "as train.length says"),
+        ("optimizer.lr", "schedule.peak_lr", "as the run file or its default says"),
+        ("strategy.stage", "strategy.stage", "follows from strategy: the simplest, and it fits"),
+        ("shape.hidden", "shape.hidden", "counted from the model's config"),
+    ],
+)
+def test_a_run_files_key_and_a_value_without_a_reason_of_its_own(key: str, path: str, why: str) -> None:
+    name, _, reason = explain(plan_of({**SMALL, "strategy": "auto"}, LAPTOP), key)[0]
+    assert name == path
+    assert reason.startswith(why)
+
+
+def test_every_value_of_a_plan_can_be_explained() -> None:
+    plan = plan_of(SMALL, LAPTOP)
+    for key in [*plan.reasons, *dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))]:
+        assert explain(plan, key)
+    [(_, items, _)] = explain(plan, "memory.items")
+    assert items.startswith("parameters ")
+    assert "MiB" in items

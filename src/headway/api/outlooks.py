@@ -81,7 +81,7 @@ def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
         make=make,
         hosts=inquiry.hosts,
         asked=inquiry.asked,
-        assumed=where.assumed,
+        assumed=(*where.assumed, *learned_words(basis)),
     )
     return Planned(plan, report, loaded), outlook(plan, question)
 
@@ -113,6 +113,16 @@ def basis_of(where: Wanted, prices: PriceTable) -> Basis:
     return Basis(machine, prices, price, file.rates if file else None, file.learned if file else None)
 
 
+def learned_words(basis: Basis) -> tuple[str, ...]:
+    """What `--learn` put into every figure."""
+    learned = basis.learned
+    if learned is None:
+        return ()
+    runs = ", ".join(learned.runs)
+    factors = f"steps {learned.step_time:.2f} x, memory {learned.memory:.2f} x"
+    return (f"{factors}, as learnt from {runs}: one factor each for every strategy, whichever of them ran",)
+
+
 def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts]:
     elsewhere = _ELSEWHERE if inquiry.on is not None and cluster.device == "cuda" else ()
     if inquiry.file is not None:
@@ -127,7 +137,7 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
     loaded = run_for({"from": inquiry.model}, shape, [*inquiry.overrides, *elsewhere], devices)
     data = data_for(loaded.config, shape.vocab)
     name = Path(inquiry.model).absolute()
-    called = name.parent.name if name.name == "config.json" else name.stem
+    called = name.parent.name if name.name == "config.json" else name.name.removesuffix(".json")
     return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model)
 
 

@@ -140,8 +140,13 @@ def _time(forecast: Forecast) -> str:
         f"<td>{format_seconds(item.hidden_seconds) + ' more, hidden' if item.hidden_seconds else ''}</td></tr>"
         for number, item in enumerate(items)
     )
+    beside = "".join(
+        f"<tr><td>beside the steps: {escape(each.name)}</td><td>{duration(each.seconds)}</td><td></td>"
+        f"<td>{escape(each.words)}</td></tr>"
+        for each in forecast.passes
+    )
     whole = f"<tr><td>one step</td><td>{format_seconds(forecast.step_seconds)}</td><td></td><td></td></tr>"
-    return _svg(36, rows) + f"<table>{table}{whole}</table>"
+    return _svg(36, rows) + f"<table>{table}{whole}{beside}</table>"
 
 
 def _curve(found: Outlook) -> str:

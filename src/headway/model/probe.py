@@ -20,13 +20,14 @@ from torch import nn
 
 from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape, chosen_layers
-from headway.facts.schema import ModelShape
+from headway.facts.schema import ExpertShape, ModelShape
 from headway.model.own import call_factory, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
 from headway.plan.schema import ModelPlan
 
 # How transformers' architectures name the gate of a gated MLP.
 _GATES = ("gate_proj", "gate_up_proj", ".w3.", "wi_1")
+_EXPERTS = ".experts."
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -53,6 +54,27 @@ def shape_of_model(model: Any) -> ModelShape:
         largest_layer_parameters=largest_layer(model),
         gated=any(word in name for name, _ in model.named_parameters() for word in _GATES),
         layer_norm=any(isinstance(part, nn.LayerNorm) for part in model.modules()),
+        experts=experts_of(model, config),
+    )
+
+
+def experts_of(model: Any, config: Any) -> ExpertShape | None:
+    """A mixture's experts, by what architectures call them; None where there are none, or one of them takes all."""
+    total = _first(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    each = _first(config, "num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_k")
+    routed = {name: p.numel() for name, p in model.named_parameters() if _EXPERTS in name}
+    if not isinstance(total, int) or not isinstance(each, int) or not routed or each >= total:
+        return None
+    layers = len({name.partition(_EXPERTS)[0] for name in routed})
+    shared = sum(p.numel() for name, p in model.named_parameters() if "shared_expert" in name and p.dim() == 2)
+    matrices = (3 if any(gate in name for name in routed for gate in _GATES) else 2) * int(config.hidden_size)
+    return ExpertShape(
+        count=total,
+        per_token=each,
+        ffn=round(sum(n for name, n in routed.items() if "bias" not in name) / (total * layers * matrices)),
+        layers=layers,
+        shared_ffn=round(shared / (layers * matrices)),
+        parameters=sum(routed.values()),
     )
 
 

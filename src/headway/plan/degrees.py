@@ -74,7 +74,9 @@ def check(asked: Asked, shape: ModelShape, machine: Machine, sequence: int) -> N
         "a host",
         "pipeline": f"must divide the {shape.layers} layers and the {machine.devices} devices",
         "context": f"must divide the {shape.heads} heads, half the sequence of {sequence} and the devices",
-        "expert": f"must divide the model's {shape.experts.count if shape.experts else 0} experts and the devices",
+        "expert": f"must divide the model's {shape.experts.count} experts and the devices"
+        if shape.experts
+        else "the model has no experts",
     }
     allowed = legal(shape, machine, sequence)
     problems: list[Problem] = []

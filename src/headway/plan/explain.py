@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from headway.errors import PlanError
 from headway.plan.memory import used_bytes
-from headway.plan.schema import IntervalPlan, Plan
+from headway.plan.schema import IntervalPlan, MemoryItem, Plan
 from headway.units import format_bytes, format_count, format_seconds
 
 Row = tuple[str, str, str]  # what, value, why
@@ -17,6 +17,47 @@ Row = tuple[str, str, str]  # what, value, why
 REJECTED = "strategy.rejected."
 NOTES = "notes."
 _KEY = re.compile(r"[a-z_]+(\.[a-z_]+)+")
+# Where the plan keeps what the run file says under another word.
+_IN_PLAN = {
+    "train": "batch",
+    "train.sequence": "data.sequence",
+    "model.from": "model.path",
+    "model.factory": "model.kind",
+    "model.tokenizer": "data.tokenizer",
+    "data.more": "data.sources",
+    "optimizer.min_lr_ratio": "schedule.min_lr",
+    "strategy.gradient_compression": "strategy.compression",
+    "launch.grace": "launch.grace_seconds",
+    "export.max_shard": "export.max_shard_bytes",
+    "train.length": "schedule.steps",
+    "train.global_batch": "batch.global_sequences",
+    "train.precision": "numerics.precision",
+    "train.loss_chunk": "numerics.loss_chunk_tokens",
+    "train.eval_every": "evaluate",
+    "train.stop_after": "stop_after_seconds",
+    "optimizer.lr": "schedule.peak_lr",
+    "optimizer.min_lr": "schedule.min_lr",
+    "optimizer.schedule": "schedule.kind",
+    "optimizer.warmup": "schedule.warmup_steps",
+    "strategy.offload": "strategy.offload_optimizer",
+    "strategy.reduce_bucket": "strategy.reduce_bucket_elements",
+    "strategy.allgather_bucket": "strategy.allgather_bucket_elements",
+    "strategy.prefetch_bucket": "strategy.prefetch_bucket_elements",
+    "strategy.persistence_threshold": "strategy.persistence_threshold_elements",
+    "launch.gpus": "launch.processes",
+    "launch.timeout": "launch.timeout_seconds",
+    "data.train": "data.store",
+    "data.eval": "facts.eval_windows",
+}
+# Sections that are facts or follow from all the others.
+_COUNTED = {
+    "memory": "follows from the model, the batch, the strategy and the precision",
+    "shape": "counted from the model's config",
+    "cluster": "what was found of the machine, or what --on says of it",
+    "facts": "what the token store holds, or will hold",
+    "headway": "the version that planned",
+    "version": "of this layout of a plan",
+}
 
 
 def summary_rows(plan: Plan) -> list[Row]:
@@ -143,22 +184,33 @@ def note_texts(plan: Plan) -> list[str]:
 def explain(plan: Plan, key: str) -> list[Row]:
     """The values at a plan path and below it ("batch", "batch.micro_batch"), each with its reason.
 
-    A run file's key (train.micro_batch) is taken for the plan's (batch.micro_batch).
+    A run file's key (train.micro_batch) is taken for the plan's (batch.micro_batch). A value without a reason of its
+    own has that of what it is part of.
 
     Raises:
         PlanError: there is no such path; the nearest are named.
     """
     values = dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))
     known = values.keys() | plan.reasons.keys()
-    path = key if _below(key, known) else _of_the_plan(key, known)
+    path = _IN_PLAN.get(key) or (key if _below(key, known) else _of_the_plan(key, known))
     if path is None:
-        near = get_close_matches(key, sorted(known), n=3, cutoff=0.4) or sorted(plan.reasons)[:3]
+        near = get_close_matches(key, [*sorted(known), *_IN_PLAN], n=3, cutoff=0.4) or sorted(plan.reasons)[:3]
         raise PlanError(f"the plan has no value {key!r}", fix=f"for example --explain {', '.join(near)}")
     names = dict.fromkeys([*_below(path, plan.reasons), *_below(path, values)])
-    return [
-        (name, _text(values.get(name, "")), _worded(plan.reasons.get(name, "as the run file or its default says")))
-        for name in names
-    ]
+    return [(name, _text(values.get(name, "")), _reason(plan, name)) for name in names]
+
+
+def _reason(plan: Plan, name: str) -> str:
+    if name in plan.reasons:
+        return _worded(plan.reasons[name])
+    if name.partition(".")[0] in _COUNTED:
+        return _COUNTED[name.partition(".")[0]]
+    whole = name.rpartition(".")[0]
+    while whole:
+        if whole in plan.reasons:
+            return f"follows from {whole}: {_worded(plan.reasons[whole])}"
+        whole = whole.rpartition(".")[0]
+    return "as the run file or its default says"
 
 
 def _below(path: str, names: Any) -> list[str]:
@@ -173,6 +225,14 @@ def _of_the_plan(key: str, known: set[str]) -> str | None:
 
 
 def _text(value: object) -> str:
+    """A memory plan's items by name and size; of anything else its own words."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "device_bytes" in value[0]:
+        items = [MemoryItem.model_validate(item) for item in cast("list[object]", value)]
+        sizes = [(item.name, item.device_bytes, item.host_bytes) for item in items]
+        return ", ".join(
+            f"{name} {format_bytes(device)}" + (f" ({format_bytes(host)} on the host)" if host else "")
+            for name, device, host in sizes
+        )
     return value if isinstance(value, str) else repr(value)
 
 
