@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import PlanError
+from headway.errors import HeadwayError, PlanError
 from headway.facts.clusterfile import ClusterFile, Rates, read_cluster, write_cluster
 from headway.facts.prices import SHIPPED, read_prices
 from headway.facts.wanted import HOST_MEMORY_SHARE, wanted_cluster
@@ -115,6 +115,16 @@ def test_every_wrong_entry_of_a_file_is_named_with_its_line(tmp_path: Path) -> N
     assert places["devices_per_host"] == "lab.yaml:4"
     assert places["colour"] == "lab.yaml:6"
     assert "device_memory" in places
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a list"])
+def test_a_file_that_holds_no_entries(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(text)
+    with pytest.raises(HeadwayError) as caught:
+        read_cluster(path)
+    assert "instance of" not in str(caught.value)
+    assert "lab.yaml" in str(caught.value)
 
 
 def test_sizes_in_a_cluster_file_have_units(tmp_path: Path) -> None:

@@ -196,3 +196,28 @@ def test_a_known_model_needs_no_folder() -> None:
 def test_what_the_command_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) in (2, 3)
     assert said in capsys.readouterr().err
+
+
+def test_hosts_of_cpus_are_not_scanned(tmp_path: Path, llama: str) -> None:
+    path = tmp_path / "farm.yaml"
+    sizes = "device_memory: 512 GiB\nhost_memory: 512 GiB\n"
+    path.write_text(f"name: farm\ndevice: cpu\ndevice_name: a CPU\nhosts: 4\ndevices_per_host: 64\n{sizes}")
+    with pytest.raises(PlanError, match=r"launch\.processes"):
+        look_ahead(Inquiry(model=llama, on=str(path), hosts=(1, 2)))
+
+
+def test_a_learnt_factor_is_said_to_be_one_for_all(tmp_path: Path, llama: str) -> None:
+    path = tmp_path / "lab.yaml"
+    learned = "learned: {runs: [run-a], step_time: 1.5, memory: 1.1}\n"
+    sizes = "device_memory: 79 GiB\nhost_memory: 1 TiB\nbf16: true\n"
+    path.write_text(f"name: lab\ndevice: cuda\ndevice_name: H100\ndevices_per_host: 8\n{sizes}{learned}")
+    _, plain = ahead(llama, "8xH100-80GB")
+    _, found = ahead(llama, str(path))
+    assert any("run-a" in text and "every strategy" in text for text in found.assumed)
+    assert not any("learnt" in text for text in plain.assumed)
+
+
+def test_a_price_from_memory_is_marked_where_it_is_used(tmp_path: Path) -> None:
+    model = written(tmp_path, GPT2)
+    assert ahead(model, "8xV100-32GB")[1].priced.startswith("UNCHECKED")
+    assert "UNCHECKED" not in ahead(model, "8xH100-80GB")[1].priced

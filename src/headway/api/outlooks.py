@@ -14,7 +14,7 @@ from headway.api.preparing import Planned
 from headway.check.checks import run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run
-from headway.errors import ModelError, PlanError
+from headway.errors import ModelError, PlanError, Problem
 from headway.facts.catalogue import find_model, near_models
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, read_cluster
@@ -57,6 +57,9 @@ def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
     Raises the errors of `headway.api.plan`; PlanError for a machine or degrees that cannot be, or where nothing fits.
     """
     where = _where(inquiry)
+    if inquiry.hosts and where.facts.device == "cpu":
+        rule = "scans hosts with GPUs; a run on CPUs has as many processes as launch.processes says"
+        raise PlanError(problems=[Problem("--nodes", rule, fix="launch.processes=N, or --on with GPUs")])
     loaded, facts = _facts(inquiry, where.facts)
 
     def make(cluster: ClusterFacts) -> Plan:

@@ -32,8 +32,10 @@ def read_facts(path: Path, kind: type[_Kind]) -> _Kind:
 def _problem(finding: dict[str, Any], source: Source, kind: type[Facts]) -> Problem:
     path: tuple[str | int, ...] = tuple(finding["loc"])
     line = next((source.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in source.lines), None)
-    fix, rule, value = "", str(finding["msg"]), finding["input"]
-    if finding["type"] == "extra_forbidden":
+    fix, rule, value = "", str(finding["msg"]).removeprefix("Value error, "), finding["input"]
+    if finding["type"] == "model_type":
+        rule, value, fix = "holds no entries", None, f"lines of `name: value`, with {', '.join(kind.model_fields)}"
+    elif finding["type"] == "extra_forbidden":
         rule = "is no entry of this file"
         fix = f"known here: {', '.join(kind.model_fields)}" if len(path) == 1 else "drop it, or check its spelling"
     elif finding["type"] == "missing":
