@@ -77,6 +77,7 @@ def test_the_settings_for_gpus_are_legal_plans_of_one_process_a_gpu() -> None:
 
 def test_a_ring_moves_twice_a_message_less_the_own_part() -> None:
     assert link_rate([(8, 1e-5), (1000, 1.0)], 4) == (1500.0, 1e-5)
+    assert link_rate([(8, 3e-5), (64, 1e-5), (1000, 1.0)], 4)[1] == 1e-5  # the first was disturbed
 
 
 def test_work_grows_with_what_it_is_made_of() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from fakes.plans import A100_8, GIB, LAPTOP, shape
+from fakes.plans import A100_8, GIB, LAPTOP, SMALL, plan_of, shape
 from headway.plan.footprint import footprint
 from headway.plan.memory import (
+    CPU_TRACKER_BYTES,
     MemoryRequest,
     activation_bytes,
     device_limit_bytes,
@@ -23,6 +24,7 @@ from headway.plan.memory import (
     used_bytes,
 )
 from headway.plan.schema import CompressionPlan, MemoryPlan, OptimizerPlan, StrategyPlan
+from headway.plan.work import request_of
 
 ADAMW = OptimizerPlan(kind="adamw", betas=(0.9, 0.95), eps=1e-8, momentum=0.9, weight_decay=0.1, clip=1.0)
 PAPER = shape(7_500_000_000)
@@ -264,3 +266,12 @@ def test_compressed_gradients_need_memory_of_their_own(cluster: Any) -> None:
     assert 0 < item(kind="powersgd", error_feedback=False) < 0.05 * count
     plain = estimate_memory(request(StrategyPlan(kind="ddp"), cluster=cluster))
     assert all(each.name != "gradient compression" for each in plain.items)
+
+
+def test_trackers_are_counted_on_a_cpu() -> None:
+    plain = plan_of(SMALL, LAPTOP)
+    tracked = plan_of(SMALL | {"track": {"tensorboard": True, "mlflow": {}}}, LAPTOP)
+    items = {item.name: item.device_bytes for item in tracked.memory.items}
+    assert items["trackers"] == CPU_TRACKER_BYTES["tensorboard"] + CPU_TRACKER_BYTES["mlflow"]
+    assert tracked.memory.device_bytes - plain.memory.device_bytes == items["trackers"]
+    assert estimate_memory(request_of(tracked)) == tracked.memory

@@ -71,7 +71,8 @@ def _solve(rows: list[list[float]], wanted: list[float]) -> list[float] | None:
 def link_rate(points: Sequence[tuple[int, float]], ranks: int) -> tuple[float, float]:
     """(bus bytes a second, seconds of the smallest message) from (bytes, seconds) of all-reduces.
 
-    A ring moves 2 (N - 1) / N of a message over each link; the largest message shows the rate.
+    A ring moves 2 (N - 1) / N of a message over each link; the largest message shows the rate, and whichever was the
+    fastest what any takes at least.
     """
     size, seconds = max(points)
-    return 2 * (ranks - 1) / ranks * size / seconds, min(points)[1]
+    return 2 * (ranks - 1) / ranks * size / seconds, min(seconds for _, seconds in points)

@@ -166,6 +166,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         rows=2 if config.task.kind == "preference" else 1,
         language=config.task.kind != "classification",
         compiled=config.train.compile,
+        trackers=tuple(tracker.kind for tracker in plan_trackers(config.track)),
     )
     return with_micro_batch(request, micro, config.train)
 

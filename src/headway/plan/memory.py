@@ -36,6 +36,9 @@ GIB = 1024**3
 CPU_RUNTIME_BYTES = 500 * 1024**2
 # What DeepSpeed's engine brings: its communication layer, hooks and small buffers.
 CPU_DEEPSPEED_BYTES = 30 * 1024**2
+# What a tracker takes in the process of rank 0, measured when fifty figures had been sent (tensorboard 2.21, mlflow
+# 3.17, wandb 0.31 with its service, a process of its own); a user's own are not known.
+CPU_TRACKER_BYTES = {"tensorboard": 10 * 1024**2, "mlflow": 61 * 1024**2, "wandb": 48 * 1024**2}
 # glibc keeps freed blocks of up to 32 MiB, in pieces that do not always fit what is asked for next.
 # bench/planner_here.py holds it to the peaks of twelve runs.
 CPU_ALLOCATOR_SHARE = 0.20
@@ -70,6 +73,7 @@ class MemoryRequest:
     rows: int = 1  # of a sequence each, in one item of the batch: a preference has two answers
     language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
     compiled: bool = False  # by torch.compile
+    trackers: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -118,6 +122,7 @@ def estimate_memory(request: MemoryRequest) -> MemoryPlan:
     items += _compression(request)
     own = CPU_DEEPSPEED_BYTES if request.strategy.kind == "deepspeed" else 0
     items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES + own)]
+    items.append(_item("trackers", sum(CPU_TRACKER_BYTES.get(kind, 0) for kind in request.trackers)))
     limit = device_limit_bytes(request.cluster, request.processes)
     kept = tuple(item for item in items if item.device_bytes or item.host_bytes)
     return MemoryPlan(items=kept, device_limit_bytes=limit)

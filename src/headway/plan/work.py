@@ -110,6 +110,7 @@ def request_of(plan: Plan) -> MemoryRequest:
         language=plan.task.kind != "classification",
         rows=rows_of(plan),
         compiled=plan.numerics.compile,
+        trackers=tuple(tracker.kind for tracker in plan.track),
     )
 
 

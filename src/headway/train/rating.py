@@ -44,6 +44,7 @@ _DISK_BYTES = 128 * _MIB
 _LINK_BYTES = (4096, 64 * 1024, _MIB, 16 * _MIB, 64 * _MIB)
 _COPY_BYTES = {"cpu": 128 * _MIB, "cuda": 1024 * _MIB}  # beyond every cache
 _LEAST_STEPS, _MOST_STEPS = 3, 12
+_TURN_SECONDS, _MOST_REPEATS = 0.15, 5
 
 
 def main(run_dir: str) -> int:
@@ -179,13 +180,14 @@ def _steps(plans: list[Plan], seconds: float, device: torch.device) -> list[dict
     benches = [_Bench.of(plan) for plan in plans]
     for bench in benches:
         bench.step()
-        bench.taken.clear()
+    repeats = [_repeats(max(exchange(bench.taken.pop()))) for bench in benches]
     started = time.perf_counter()
-    go_on = True
+    go_on, rounds = True, 0
     while go_on:
-        for bench in benches:
-            bench.step()
-        rounds = len(benches[0].taken)
+        for bench, times in zip(benches, repeats, strict=True):
+            for _ in range(times):
+                bench.step()
+        rounds += 1
         over = rounds >= _LEAST_STEPS and time.perf_counter() - started > seconds * len(plans)
         # Steps hold collectives, so all ranks must make as many.
         go_on = rounds < _MOST_STEPS and not sum_over_ranks({"over": float(over)}, device)["over"]
@@ -193,6 +195,11 @@ def _steps(plans: list[Plan], seconds: float, device: torch.device) -> list[dict
     for bench in benches:
         bench.engine.close()
     return found
+
+
+def _repeats(first_seconds: float) -> int:
+    """Steps of one turn: a short one is made several times, for its median swings the most."""
+    return max(1, min(_MOST_REPEATS, int(_TURN_SECONDS / max(first_seconds, 1e-6))))
 
 
 def _batch(plan: Plan, task: Any) -> Batch:
