@@ -17,7 +17,7 @@ from headway.plan.work import work_of
 
 # Seconds of a FLOP, a kept byte, a layer, an updated parameter, a step.
 MACHINE = (1 / 4e10, 1 / 3e9, 2e-4, 1 / 2e8, 3e-3)
-SHARDED = {2: (4e-4, 2e-9, 1e-3), 3: (9e-4, 5e-9, 2e-3)}  # of a layer, a parameter, a step
+SHARDED = {2: (4e-4, 2e-9, 1e-3), 3: (9e-4, 5e-9, 2e-3)}  # of a layer, a parameter in a large buffer, a step
 
 
 def test_a_synthetic_machine_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_synthetic_machine_is_found_again(monkeypatch: pytest.MonkeyPatch) -> 
         link_seconds=1e-4,
         disk_bytes_per_second=5e8,
         **{f"stage_{n}_{name}_seconds": unit for n, units in SHARDED.items()
-           for name, unit in zip(("layer", "parameter", "step"), units, strict=True)},
+           for name, unit in zip(("layer", "mapped_parameter", "step"), units, strict=True)},
     )  # fmt: skip
     taken = [sum(item.seconds for item in measured_times(plan, truth)) for plan in plans]
     measured = {
@@ -54,7 +54,10 @@ def test_a_synthetic_machine_is_found_again(monkeypatch: pytest.MonkeyPatch) -> 
     found = cluster_file(LAPTOP, plans, json.loads(json.dumps(measured)), "x").rates
     assert found is not None
     for name, rate in truth.model_dump(exclude={"precision"}, exclude_none=True).items():
-        assert getattr(found, name) == pytest.approx(rate, rel=1e-3), name
+        if not name.startswith("stage_"):  # three settings a stage cannot tell four terms apart
+            assert getattr(found, name) == pytest.approx(rate, rel=1e-3), name
+    for plan, seconds in zip(plans, taken, strict=True):
+        assert sum(item.seconds for item in measured_times(plan, found)) == pytest.approx(seconds, rel=1e-3)
 
 
 def test_a_term_that_nothing_shows_is_zero_and_none_is_negative() -> None:

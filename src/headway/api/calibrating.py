@@ -57,7 +57,7 @@ _SECONDS = {"cpu": 0.8, "cuda": 0.7}  # of each setting
 
 
 def calibrate(device: Literal["auto", "cpu", "cuda"] = "auto", name: str = "") -> ClusterFile:
-    """Measure this machine: about twenty seconds. Every device takes part, as in training.
+    """Measure this machine: about half a minute. Every device takes part, as in training.
 
     Raises:
         PlanError: `cuda` was asked for and there is none.
@@ -173,7 +173,8 @@ def _own(timed: list[tuple[Plan, float]], stage: int, rates: Rates) -> dict[str,
         return {}
     beyond = [seconds - sum(item.seconds for item in measured_times(plan, rates)) for plan, seconds in mine]
     units = fit_terms([sharded_terms(plan) for plan, _ in mine], beyond, [seconds for _, seconds in mine])
-    return dict(zip(("layer_seconds", "parameter_seconds", "step_seconds"), units, strict=True))
+    names = ("layer_seconds", "mapped_parameter_seconds", "parameter_seconds", "step_seconds")
+    return dict(zip(names, units, strict=True))
 
 
 def write_calibrated(out: Path | None, device: Literal["auto", "cpu", "cuda"], name: str) -> tuple[ClusterFile, Path]:

@@ -34,7 +34,8 @@ class Rates(Facts):
     takes beside both, forward and backward; step_seconds: a step beside all that, whatever its size (dispatch of what
     is done once, counts and verdicts that the ranks agree on, clipping). stage_2_*: DeepSpeed's own work beside that,
     in stages 1 and 2: of a layer (hooks, small collectives), of a parameter (copies to and from its flat buffers, its
-    fp32 partition), and of a step; stage_3_*: in stage 3.
+    fp32 partition), the more where these buffers are so large that the C library maps them anew each time, and of a
+    step; stage_3_*: in stage 3.
     link_bytes_per_second: an all-reduce's bus bandwidth between the devices of a host; link_seconds: its least time.
     host_bytes_per_second: from the host's memory to the device's. disk_bytes_per_second: writing, with fsync.
     """
@@ -48,9 +49,11 @@ class Rates(Facts):
     step_seconds: Seconds = 0.0
     stage_2_layer_seconds: Seconds = 0.0
     stage_2_parameter_seconds: Seconds = 0.0
+    stage_2_mapped_parameter_seconds: Seconds = 0.0
     stage_2_step_seconds: Seconds = 0.0
     stage_3_layer_seconds: Seconds = 0.0
     stage_3_parameter_seconds: Seconds = 0.0
+    stage_3_mapped_parameter_seconds: Seconds = 0.0
     stage_3_step_seconds: Seconds = 0.0
     copy_bytes_per_second: Rate
     link_bytes_per_second: Rate | None = None

@@ -224,16 +224,16 @@ def _of_the_plan(key: str, known: set[str]) -> str | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     """A memory plan's items by name and size; of anything else its own words."""
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "device_bytes" in value[0]:
-        items = [MemoryItem.model_validate(item) for item in cast("list[object]", value)]
-        sizes = [(item.name, item.device_bytes, item.host_bytes) for item in items]
+    if isinstance(value, list) and value and "device_bytes" in str(cast("object", value[0])):
+        items = [MemoryItem.model_validate(row) for row in cast("list[object]", value)]
         return ", ".join(
-            f"{name} {format_bytes(device)}" + (f" ({format_bytes(host)} on the host)" if host else "")
-            for name, device, host in sizes
+            f"{item.name} {format_bytes(item.device_bytes)}"
+            + (f" ({format_bytes(item.host_bytes)} on the host)" if item.host_bytes else "")
+            for item in items
         )
-    return value if isinstance(value, str) else repr(value)
+    return value if isinstance(value, str) else repr(cast("object", value))
 
 
 def flatten(value: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
