@@ -2,8 +2,8 @@
 
     python bench/planner_steps.py
 
-One job of two ranks has an engine for each of `headway calibrate`'s settings and for each of ten others, and makes a
-step of each in turn, so that load from elsewhere falls on all alike. The rates are fitted to calibrate's own settings;
+One job of two ranks has an engine for each of `headway calibrate`'s settings and for each of fifteen others, and makes
+steps of each in turn, so that load from elsewhere falls on all alike. The rates are fitted to calibrate's own settings;
 the medians of the others are held against what follows from them.
 """
 
@@ -34,6 +34,11 @@ OTHERS = (
     ("10 M, ddp", (320, 6, 896, 8000, 256, 2, 2), "ddp"),
     ("10 M, zero-2", (320, 6, 896, 8000, 256, 2, 1), "zero-2"),
     ("10 M, zero-3", (320, 6, 896, 8000, 256, 2, 1), "zero-3"),
+    ("0.1 M, ddp", (64, 2, 128, 512, 32, 2, 1), "ddp"),
+    ("0.1 M, zero-2", (64, 2, 128, 512, 32, 2, 1), "zero-2"),
+    ("2 M, zero-3", (128, 4, 384, 2048, 64, 2, 1), "zero-3"),
+    ("28 M, zero-2", (512, 6, 1408, 8000, 128, 2, 1), "zero-2"),
+    ("28 M, zero-3", (512, 6, 1408, 8000, 128, 2, 1), "zero-3"),
 )
 
 
@@ -52,7 +57,7 @@ def main() -> int:
         planned = sum(item.seconds for item in measured_times(plan, rates))
         errors.append(abs(planned / step["seconds"] - 1))
         print(f"| {name} | {step['seconds']:.3f} s | {planned:.3f} s | {planned / step['seconds'] - 1:+.1%} |")
-    turns = measured["steps"][0]["steps"]
+    turns = min(step["steps"] for step in measured["steps"])
     print(
         f"\nmedian error {statistics.median(errors):.1%}, largest {max(errors):.1%}; "
         f"{sum(error <= 0.15 for error in errors)} of {len(errors)} within 15 %; {turns} turns, "

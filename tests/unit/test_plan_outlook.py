@@ -221,3 +221,22 @@ def test_a_price_from_memory_is_marked_where_it_is_used(tmp_path: Path) -> None:
     model = written(tmp_path, GPT2)
     assert ahead(model, "8xV100-32GB")[1].priced.startswith("UNCHECKED")
     assert "UNCHECKED" not in ahead(model, "8xH100-80GB")[1].priced
+
+
+def test_a_model_alone_takes_an_adapter_and_a_task(llama: str) -> None:
+    whole, _ = ahead(llama, "8xH100-80GB")
+    lora, found = ahead(llama, "8xH100-80GB", "adapter.kind=lora", "adapter.rank=16")
+    assert lora.shape.adapter is not None
+    assert lora.shape.trainable_parameters < 0.02 * whole.shape.trainable_parameters
+    assert lora.strategy.kind == "ddp"
+    assert found.forecast.fits
+    labels, _ = ahead(llama, "8xH100-80GB", "task=classification")
+    assert labels.shape.embedding_parameters < 0.6 * whole.shape.embedding_parameters
+
+
+def test_a_fixed_strategy_that_does_not_fit_ends_with_the_code_of_a_red_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--model", written(tmp_path, LARGE), "--on", "8xH100-80GB"]
+    assert main([*words, "strategy=zero-2"]) == 4
+    assert "DOES NOT FIT" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from headway.check.checks import run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run
 from headway.errors import ModelError, PlanError, Problem
+from headway.facts.adapters import with_adapter
 from headway.facts.catalogue import find_model, near_models
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, read_cluster
@@ -138,7 +139,11 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
     shape = shape_of(config)
     devices = cluster.hosts * cluster.devices_per_host if cluster.device == "cuda" else 1
     loaded = run_for({"from": inquiry.model}, shape, [*inquiry.overrides, *elsewhere], devices)
-    data = data_for(loaded.config, shape.vocab)
+    data, asked = data_for(loaded.config, shape.vocab), loaded.config
+    if asked.task.kind == "classification":
+        shape = shape_of(config, asked.task.kind)
+    if asked.adapter is not None:
+        shape = with_adapter(shape, config, asked.adapter.rank, asked.adapter.targets)
     name = Path(inquiry.model).absolute()
     called = name.parent.name if name.name == "config.json" else name.name.removesuffix(".json")
     return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model)

@@ -88,7 +88,7 @@ def run(options: Namespace) -> int:
         return _effective(options)
     planned, found = api.look_ahead(_inquiry(options))
     plan, report = planned.plan, planned.report
-    red = any(verdict.level == "red" for verdict in report.verdicts)
+    red = any(verdict.level == "red" for verdict in report.verdicts) or (found is not None and not found.forecast.fits)
     if options.html and found is not None:
         from headway.cli.page import page
 
