@@ -56,6 +56,13 @@ def test_the_forecast_shows_the_memory_that_was_planned(task: str, device: str) 
     assert found.limit_bytes == pytest.approx(plan.memory.device_limit_bytes, rel=1e-6)
 
 
+def test_the_forecast_shows_what_compressed_gradients_keep() -> None:
+    compressed = "strategy={kind: ddp, gradient_compression: {kind: powersgd, rank: 2}}"
+    plan, found = planned("causal_lm", A100_8, compressed)
+    assert any(item.name == "gradient compression" for item in found.items)
+    assert found.device_bytes == plan.memory.device_bytes == sum(item.device_bytes for item in found.items)
+
+
 @pytest.mark.parametrize("device", MACHINES)
 def test_a_pair_computes_both_answers(device: str) -> None:
     plan, pairs = planned("preference", MACHINES[device])

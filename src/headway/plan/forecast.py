@@ -8,8 +8,9 @@ from headway.facts.clusterfile import Learned, Rates
 from headway.facts.hardware import Machine
 from headway.facts.prices import Price, PriceTable
 from headway.plan.calibrated import measured_forward, measured_times
+from headway.plan.constants import MEMORY
 from headway.plan.estimate import estimate
-from headway.plan.memory import CUDA_HOST_BYTES, GIB, host_limit_bytes, setting_of, used_bytes
+from headway.plan.memory import GIB, host_limit_bytes, setting_of, used_bytes
 from headway.plan.passes import Passes, passes_of
 from headway.plan.schema import MemoryItem, Plan
 from headway.plan.setting import Degrees, Estimate, EstimateRequest, TimeItem
@@ -112,12 +113,18 @@ def _forward_seconds(plan: Plan, basis: Basis) -> float:
 
 
 def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
-    found = of_estimate(estimate(request_for(plan, basis.machine)))
-    process = MemoryItem(name="process, libraries and loader", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
-    per_host = min(plan.launch.processes, plan.cluster.devices_per_host)
-    whole = found.host_bytes + CUDA_HOST_BYTES * per_host
+    """Time by the estimates, memory as it was planned."""
+    found, memory = of_estimate(estimate(request_for(plan, basis.machine))), plan.memory
     rate = found.tokens_per_second / rows_of(plan)  # both answers of a pair are one window of the data
-    return replace(found, items=(*found.items, process), host_bytes=whole, tokens_per_second=rate)
+    return replace(
+        found,
+        items=memory.items,
+        device_bytes=memory.device_bytes,
+        low_bytes=int(memory.device_bytes * (1 - MEMORY.band)),
+        high_bytes=int(memory.device_bytes * (1 + MEMORY.band)),
+        host_bytes=memory.host_bytes * min(plan.launch.processes, plan.cluster.devices_per_host),
+        tokens_per_second=rate,
+    )
 
 
 def of_estimate(found: Estimate) -> Forecast:

@@ -130,7 +130,7 @@ def estimate_memory(request: MemoryRequest) -> MemoryPlan:
 
 def _on_gpu(request: MemoryRequest) -> MemoryPlan:
     found = footprint(setting_of(request))
-    process = MemoryItem(name="process", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
+    process = MemoryItem(name="process, libraries and loader", device_bytes=0, host_bytes=CUDA_HOST_BYTES)
     limit = device_limit_bytes(request.cluster, request.processes)
     return MemoryPlan(items=(*found.items, *_compression(request), process), device_limit_bytes=limit)
 
