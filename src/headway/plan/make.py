@@ -256,7 +256,7 @@ def _adapter(config: RunConfig, facts: AllFacts, ledger: Ledger) -> AdapterPlan 
         what = f"{format_count(added.parameters)} of {format_count(facts.shape.parameters)} parameters ({share:.2%})"
         ledger.because("adapter", f"{what} in {added.layers} layers are trained")
     return AdapterPlan(
-        kind=asked.kind,
+        kind="lora",  # the rules of the run file refuse any other
         rank=asked.rank,
         alpha=2.0 * asked.rank if asked.alpha == "auto" else asked.alpha,
         dropout=asked.dropout,
