@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fakes.chats import chat_tokenizer, turn, write_jsonl
 from fakes.corpora import prose
 from headway.config.schema import SourceConfig
 from headway.data.bpe import TrainingText, train_bpe
@@ -17,6 +18,8 @@ from headway.data.ledger import Ledger
 from headway.data.mixing import LONGEST, epoch_counts, mixture_of
 from headway.data.order import windows_at
 from headway.data.packing import Layout, Windows, open_index
+from headway.data.reading import Reading
+from headway.data.samples import decode_sample
 from headway.data.store import TokenStore, open_split
 from headway.errors import DataError
 
@@ -119,6 +122,35 @@ def test_the_ledger_is_a_count_of_what_was_read(store: Path, weights: tuple[floa
         assert ledger.at(position) == counted.tolist()
         assert Ledger(opened, index, SEED, 3).at(position) == counted.tolist()  # as after a resume
     assert ledger.at(0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("task", ["instruction", "classification"])
+def test_chats_and_labels_are_mixed_too(tmp_path: Path, task: str) -> None:
+    """Each window's words are of one source; shares, labels and the ledger follow the windows that are read."""
+    tokenizer = chat_tokenizer(tmp_path)
+    configs: list[SourceConfig] = []
+    for name, count in (("qq", 24), ("zz", 6)):
+        texts = [f"{name} {prose(number, 4)} {name}" for number in range(count)]
+        chats = [{"messages": [turn("user", text), turn("assistant", name)]} for text in texts]
+        labelled = [{"text": text, "label": f"{name}{n % 2}"} for n, text in enumerate(texts)]
+        write_jsonl(tmp_path / f"{name}.jsonl", chats if task == "instruction" else labelled)
+        configs.append(SourceConfig(kind="jsonl", paths=(f"{name}.jsonl",)))
+    request = StoreRequest(tuple(configs), None, tokenizer, Path("cache"), tmp_path, reading=Reading(task))
+    store, weights = build_store(request), (0.6, 0.4)
+    opened = TokenStore(store)
+    windows = open_split(store, "train", 96, True, weights)
+    samples = [windows[number] for number in range(len(windows))]
+    texts = [decode_sample(sample, tokenizer) for sample in samples]
+    assert all(("qq" in text) != ("zz" in text) for text in texts)
+    of_first = sum("qq" in text for text in texts)
+    assert abs(of_first - 0.6 * len(texts)) < 1
+    if task == "classification":
+        named = [opened.manifest.labels[sample.label] for sample in samples]
+        assert all(name[:2] in text for name, text in zip(named, texts, strict=True))
+        assert set(named) == {"qq0", "qq1", "zz0", "zz1"}
+    lengths = [[len(s.tokens) for s, text in zip(samples, texts, strict=True) if name in text] for name in ("qq", "zz")]
+    index = open_index(opened, Layout("train", 96, True, weights))
+    assert Ledger(opened, index, SEED, 2).at(len(windows)) == [sum(each) for each in lengths]
 
 
 def test_a_source_without_a_window_is_named() -> None:

@@ -97,6 +97,15 @@ def test_odd_answers_are_named(answers: dict[str, Any], said: str) -> None:
     assert all(problem.fix for problem in found.value.problems)
 
 
+def test_a_slip_in_the_users_code_is_named_by_its_line() -> None:
+    task = checked(Mine())
+    with pytest.raises(UserError, match=r"Mine\.loss': failed at \S*test_task_own\.py:\d+: KeyError: 'x'") as found:
+        task.loss(MODEL, Batch({}, {"loss": 1.0, "seen": 1.0}, 1))
+    assert isinstance(found.value.__cause__, KeyError)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        task.loss(MODEL, Batch({"x": torch.ones(1, 3)}, {"loss": 1.0, "seen": 1.0}, 1))
+
+
 def test_without_gradients_a_detached_sum_is_right() -> None:
     task = checked(Mine(found={"loss": torch.ones(())}))
     with torch.no_grad():

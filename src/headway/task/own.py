@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -17,6 +19,7 @@ from headway.registry import resolve
 from headway.task.seam import Batch, Task, Term, Totals
 
 _METHODS = ("collate", "loss", "metrics")
+_SLIPS = (KeyError, IndexError, AttributeError, NameError, TypeError, ZeroDivisionError)
 _CLOSELY = 2  # batches whose values are looked at, which on a GPU waits for them
 
 
@@ -68,7 +71,8 @@ class CheckedTask:
 
     def collate(self, samples: Sequence[Sample], sequence: int) -> Batch:
         """Raises UserError for what is no Batch, or does not count each term."""
-        batch = self._task.collate(samples, sequence)
+        with self._named("collate"):
+            batch = self._task.collate(samples, sequence)
         if not isinstance(batch, Batch):
             raise self._wrong("collate", f"gave {type(batch).__name__}, not a headway.task.seam.Batch")
         for name in self.terms:
@@ -82,7 +86,8 @@ class CheckedTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Scalars in fp32. Raises UserError for other terms, for what is no sum, or where no gradient could flow."""
-        found = self._task.loss(model, batch)
+        with self._named("loss"):
+            found = self._task.loss(model, batch)
         if not isinstance(found, Mapping):
             said = f"gave {type(found).__name__}, not a mapping of the terms' names to their sums"
             raise self._wrong("loss", said, f"return {{{next(iter(self.terms))!r}: the sum}}")
@@ -117,12 +122,23 @@ class CheckedTask:
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """Raises UserError for what are no figures by name."""
-        found = self._task.metrics(totals)
+        with self._named("metrics"):
+            found = self._task.metrics(totals)
         try:
             return {str(name): float(value) for name, value in found.items()}
         except (AttributeError, TypeError, ValueError) as error:
             said = f"gave what is no mapping of names to numbers: {error}"
             raise self._wrong("metrics", said, "return totals.means()") from error
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        """A slip in the user's code, by file and line. Other failures, as of memory, are left as they are."""
+        try:
+            yield
+        except _SLIPS as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            rule = f"failed at {at.filename}:{at.lineno}: {type(error).__name__}: {error}"
+            raise self._wrong(method, rule, "correct it; the log holds the traceback") from error
 
     def _wrong(self, method: str, said: str, fix: str = "see headway.task.seam.Task") -> UserError:
         return _wrong(f"{said}", f"{type(self._task).__name__}.{method}", fix)
