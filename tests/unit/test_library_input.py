@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import headway
-from fakes.models import plan_for
-from headway.api.library import users_own
+from fakes.models import config_of, plan_for
+from headway.api.library import _is_transformers, users_own
 from headway.config.load import from_mapping
 from headway.errors import ConfigError, DataError, UserError
 from headway.launch.script import script_command
@@ -197,3 +197,32 @@ def test_a_module_that_returns_no_loss_says_so() -> None:
     given = GivenTask(plan(), models_own_loss(nn.Linear(1, 2)))
     with pytest.raises(UserError, match=r"returned one of shape \[3, 2\], which is no loss"):
         given.loss(nn.Linear(1, 2), given.batch(torch.zeros(3, 1)))
+
+
+def test_a_changed_transformers_model_is_a_module_of_the_scripts_own() -> None:
+    """Its export is then its own too: in the library's form it would lack what the config does not say."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    def made(kind: Any) -> Any:
+        return kind.from_config(AutoConfig.for_model(**config_of("llama")))
+
+    plain = made(AutoModelForCausalLM)
+    assert _is_transformers(plain, "causal_lm")
+    assert not _is_transformers(nn.Linear(1, 1), "causal_lm")
+    classifier = made(AutoModelForSequenceClassification)
+    assert not _is_transformers(classifier, "causal_lm")
+    assert _is_transformers(classifier, "classification")
+    plain.extra = nn.Linear(2, 2)
+    assert not _is_transformers(plain, "causal_lm")
+
+
+def test_the_loss_of_a_model_that_peft_has_wrapped_counts_what_it_predicts() -> None:
+    peft = pytest.importorskip("peft", reason="the extra 'lora' is not installed")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of("llama")))
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert not _is_transformers(wrapped, "causal_lm")
+    count = models_own_loss(wrapped).count
+    assert count is not None
+    assert count({"labels": torch.zeros(3, 5, dtype=torch.long)}) == 12

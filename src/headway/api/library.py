@@ -5,13 +5,14 @@ The script is started by whatever sets the rank variables (torchrun, deepspeed, 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from headway.api.differing import differences
 from headway.api.preparing import Brought, Planned
 from headway.config.load import LoadedRun, from_mapping, load_run
 from headway.data.seam import Silent
-from headway.errors import CheckpointError, HeadwayError, Problem, UserError
+from headway.errors import CheckpointError, HeadwayError, ModelError, Problem, UserError
 from headway.facts.schema import DataFacts
 from headway.plan.files import read_plan, write_plan
 from headway.plan.schema import CodePlan, Plan
@@ -46,7 +47,7 @@ _ENDLESS = 2**62  # examples of a script's own batches, where it does not say ho
 
 @dataclass(frozen=True)
 class Asked:
-    """What `headway.prepare` was called with."""
+    """What `headway.prepare` was called with. in_transformers: the model is one of that library, unchanged."""
 
     model: nn.Module | None
     loss: Loss | Callable[..., Any] | None
@@ -54,6 +55,7 @@ class Asked:
     examples: int | None
     resume: bool | str | Path
     force: tuple[str, ...]
+    in_transformers: bool = False
 
 
 def wanted(model: Any, loss: Any, resume: bool | str | Path, more: Mapping[str, Any]) -> Asked:
@@ -81,6 +83,7 @@ def prepare(config: str | Path | Mapping[str, Any], overrides: Sequence[str], as
     from headway.train.context import RankContext, check_world, join, join_early
 
     context = RankContext.from_environment()
+    asked = _looked_at(asked, config)
     loaded = _load(config, users_own(overrides), asked, context.world)
     preparing.require_checks(asked.force)
     device = preparing.probe_cluster(loaded.config.launch.device).device
@@ -102,6 +105,11 @@ def prepare(config: str | Path | Mapping[str, Any], overrides: Sequence[str], as
     return ScriptRun(plan, _resuming(place, resume), _given(plan, asked))
 
 
+def _looked_at(asked: Asked, config: str | Path | Mapping[str, Any]) -> Asked:
+    task = _sections(config if isinstance(config, Mapping) else Path(config)).get("task", {}).get("kind", "causal_lm")
+    return replace(asked, in_transformers=_is_transformers(asked.model, str(task)))
+
+
 def users_own(overrides: Sequence[str]) -> list[str]:
     """Overrides without what the deepspeed launcher puts before a script's own arguments: LOCAL_RANK says it too."""
     return [text for text in overrides if not _OF_DEEPSPEED.fullmatch(text)]
@@ -118,7 +126,7 @@ def _load(config: str | Path | Mapping[str, Any], overrides: Sequence[str], aske
         if named:
             rule = f"is given by the script, and by model.{named[0]} of the run file"
             problems.append(Problem("model", rule, fix="keep one of the two"))
-        beneath["model"] = {"factory": GIVEN_TRANSFORMERS if _is_transformers(asked.model) else GIVEN_MODEL}
+        beneath["model"] = {"factory": GIVEN_TRANSFORMERS if asked.in_transformers else GIVEN_MODEL}
         if "adapter" in written:
             problems.append(_adapter_beside_a_module())
     if asked.task is not None and asked.loss is not None:
@@ -127,7 +135,7 @@ def _load(config: str | Path | Mapping[str, Any], overrides: Sequence[str], aske
         problems.append(Problem("task", "is given by the script and by the run file", fix="keep one of the two"))
     if "data" not in written:
         beneath["data"] = {"train": {"kind": GIVEN_DATA}, "packing": False}
-        if not _is_transformers(asked.model):
+        if not asked.in_transformers:
             beneath["train"] = {"sequence": 1}
     if asked.task is not None or asked.loss is not None or "data" not in written:
         beneath["task"] = {"kind": GIVEN_TASK if asked.task is None else _path_of(type(asked.task))}
@@ -160,10 +168,25 @@ def _sections(source: Mapping[str, Any] | Path) -> dict[str, dict[str, Any]]:
     return {key: value if isinstance(value, dict) else {"": value} for key, value in written_out(data).items()}
 
 
-def _is_transformers(model: Any) -> bool:
+def _is_transformers(model: Any, task: str) -> bool:
+    """Whether it is the model that its config and the task say: its export then loads in plain transformers.
+
+    One that the script has changed, by PEFT's layers or a head of its own, is a module of the script's own.
+    """
     from transformers import PreTrainedModel
 
-    return isinstance(model, PreTrainedModel)
+    if not isinstance(model, PreTrainedModel):
+        return False
+    from headway.model.skeleton import build_skeleton, model_class
+
+    try:
+        if type(model) is not model_class(model.config, task):
+            return False
+        plain = build_skeleton(type(model), copy.deepcopy(model.config))
+    except ModelError:
+        return False
+    theirs, ours = ({name: p.shape for name, p in each.named_parameters()} for each in (model, plain))
+    return theirs == ours
 
 
 def _path_of(kind: type) -> str:
@@ -221,7 +244,7 @@ def _planned(loaded: LoadedRun, asked: Asked, old: Plan | None) -> Planned:
     else:
         data = old.facts if old is not None else preparing.prepare_data(loaded, Silent())
     plan = preparing.plan_run(loaded, data, old.name if old is not None else None, _brought(asked, loaded))
-    if _is_transformers(asked.model):  # built anew from its config by whoever has the run, but not the script
+    if asked.in_transformers:  # built anew from its config by whoever has the run, but not the script
         plan = plan.model_copy(update={"model": plan.model.model_copy(update={"kind": "config"})})
     if old is not None:
         plan = plan.model_copy(update={"code": old.code})
@@ -259,7 +282,7 @@ def _brought(asked: Asked, loaded: LoadedRun) -> Brought:
     code = _code_of([asked.model and type(asked.model), asked.task and type(asked.task), _function(asked.loss)])
     if asked.model is None:
         return Brought(code=code)
-    if _is_transformers(asked.model):
+    if asked.in_transformers:
         from headway.model.probe import shape_of_model
 
         model: Any = asked.model
@@ -350,8 +373,6 @@ def _nothing() -> str | None:
 
 
 def _resuming(place: ScriptPlace, resume: bool) -> ScriptPlace:
-    from dataclasses import replace
-
     return replace(place, context=replace(place.context, resume=resume, launched=False))
 
 
@@ -372,7 +393,7 @@ def _given(plan: Plan, asked: Asked) -> Given:
         task = GivenTask(plan, loss if isinstance(loss, Loss) else Loss(loss))
     if asked.model is None:
         return Given(None, task)
-    if _is_transformers(asked.model):
+    if asked.in_transformers:
         inside = task is None and plan.task.kind != "classification"
         model: Any = asked.model
         return Given(GivenTransformersSource(plan, model, loss_inside=inside), task)

@@ -156,7 +156,7 @@ def require_resumable(changed: Sequence[tuple[str, Any, Any]], new: Plan, reache
     fix = "start a new run for it: headway train"
     rule = "cannot change at a resume (it was {}): the checkpoint depends on it"
     problems = [
-        _other_base(new) if key == "adapter.base" else Problem(key, rule.format(a), b, fix)
+        _other_base(new) if key == "adapter.base" and new.adapter else Problem(key, rule.format(a), b, fix)
         for key, a, b in changed
         if _is_fixed(key, a, b)
     ]

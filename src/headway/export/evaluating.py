@@ -17,6 +17,7 @@ from headway.data.store import open_split
 from headway.errors import DataError, ExportError, ModelError, UserError
 from headway.export.harness import HarnessRequest, run_tasks
 from headway.export.tokenizer import load_tokenizer
+from headway.export.verify import without_bars
 from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.files import read_plan
@@ -61,7 +62,9 @@ def evaluate(target: Path, request: EvaluationRequest) -> tuple[Evaluation, Path
     if not request.held_out and request.tasks is None:
         raise UserError("nothing is to be evaluated", fix="leave out --no-held-out, or name tasks with --tasks")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with _of_run(RunDir(target), request.step, device) if RunDir(target).exists() else _of_folder(target, device) as it:
+    run = RunDir(target)
+    opened = _of_run(run, request.step, device) if run.exists() else None
+    with opened or _of_folder(target, device, held_out=request.held_out) as it:
         if request.tasks is not None:
             _require_language_model(it)
         held_out, data_hash = _held_out(it) if request.held_out else ({}, "")
@@ -105,7 +108,7 @@ def _of_run(run: RunDir, step: int | None, device: torch.device) -> Iterator[_Su
 
 
 @contextmanager
-def _of_folder(folder: Path, device: torch.device) -> Iterator[_Subject]:
+def _of_folder(folder: Path, device: torch.device, *, held_out: bool) -> Iterator[_Subject]:
     from headway.export.folder import RECORD, read_record
 
     if not (folder / "config.json").is_file():
@@ -115,6 +118,8 @@ def _of_folder(folder: Path, device: torch.device) -> Iterator[_Subject]:
     plan = Plan.model_validate(record["plan"]) if record else None
     if plan is not None and ":" in plan.model.kind:
         raise ModelError(f"{folder} holds a module of your own", fix="evaluate the run that it comes from")
+    if plan is None and held_out:
+        raise _unknown_data(str(folder))
     digest = _digest(folder)
     root = folder.parent if RunDir(folder.parent).exists() else folder
     if plan is None:
@@ -131,7 +136,8 @@ def _plain_model(folder: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(folder)
+        with without_bars():
+            return AutoModelForCausalLM.from_pretrained(folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ModelError(f"{folder} cannot be loaded as a language model: {said}") from error
@@ -149,16 +155,18 @@ def _digest(folder: Path) -> str:
 def _held_out(subject: _Subject) -> tuple[dict[str, float], str]:
     plan = subject.plan
     if plan is None:
-        raise DataError(
-            f"{subject.what} has no record of Headway's, so its held-out data is not known",
-            fix="evaluate tasks alone: --no-held-out --tasks NAME",
-        )
+        raise _unknown_data(subject.what)
     if plan.facts.eval_windows == 0:
         raise DataError("the run held nothing out: data.eval was not set", fix="--no-held-out --tasks NAME")
     samples = open_split(Path(plan.data.store), "eval", plan.data.sequence, plan.data.packing)
     samples = with_kept_reference(plan, "eval", samples)
     task = task_of(plan)
     return judge(subject.model, task, plan, samples), plan.data.store_hash
+
+
+def _unknown_data(what: str) -> DataError:
+    fix = "evaluate tasks alone: --no-held-out --tasks NAME"
+    return DataError(f"{what} has no record of Headway's, so its held-out data is not known", fix=fix)
 
 
 def _require_language_model(subject: _Subject) -> None:

@@ -170,7 +170,9 @@ def models_own_loss(module: nn.Module) -> Loss:
 
     A language model of transformers predicts the next token: the first column of its labels counts for nothing.
     """
-    shifted = isinstance(module, PreTrainedModel) and type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    inner: Any = getattr(module, "get_base_model", None)  # of PEFT's wrapper
+    bare: Any = inner() if callable(inner) else module
+    shifted = isinstance(bare, PreTrainedModel) and type(bare).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
     def count(batch: Any) -> float:
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
