@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from headway.plan.memory import (
 )
 from headway.plan.schema import CompressionPlan, MemoryPlan, OptimizerPlan, StrategyPlan
 from headway.plan.work import request_of
+from headway.units import format_bytes
 
 ADAMW = OptimizerPlan(kind="adamw", betas=(0.9, 0.95), eps=1e-8, momentum=0.9, weight_decay=0.1, clip=1.0)
 PAPER = shape(7_500_000_000)
@@ -248,6 +251,18 @@ def test_overlap_needs_a_second_bucket_on_a_gpu_too() -> None:
         return footprint(setting_of(asked)).device_bytes
 
     assert peak(overlap_comm=True) > peak()
+
+
+def test_pln_01_states_of_each_stage_are_those_of_the_formula() -> None:
+    """The upstream estimator forgot that stage 2 shares the gradients out: 6.5 GB in place of 5.5."""
+    case = json.loads((Path(__file__).parents[1] / "cases" / "pln-01" / "plan.json").read_text())
+    count, ranks = case["params"], case["gpus"]
+    found = [states(zero(stage), shape=shape(count), processes=ranks)[0] for stage in range(4)]
+    formula = [16 * count, 4 * count + 12 * count / ranks, 2 * count + 14 * count / ranks, 16 * count / ranks]
+    assert found == pytest.approx(formula, rel=0.01)
+    assert found == sorted(found, reverse=True)
+    assert found[2] < case["upstream_zero2_bytes"]
+    assert format_bytes(found[2]) == "5.12 GiB"
 
 
 @pytest.mark.parametrize("cluster", [A100_8, LAPTOP])

@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from fakes.plans import A100_8, shape
 from headway.api.outlooks import Inquiry, look_ahead
 from headway.cli.main import main
 from headway.cli.page import page
-from headway.errors import ModelError, PlanError
-from headway.plan.degrees import Asked
+from headway.errors import ModelError, PlanError, Problem
+from headway.facts.hardware import machine_of
+from headway.plan.degrees import Asked, check, remarks
 from headway.plan.outlook import Outlook, as_json
 from headway.plan.schema import Plan
+
+CASES = Path(__file__).parents[1] / "cases"
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -144,9 +148,33 @@ def test_degrees_are_advice_and_must_be_legal(llama: str) -> None:
         ahead(llama, "2x8xH100", asked=Asked(tensor=3, pipeline=5))
     problems = {problem.key: problem for problem in caught.value.problems}
     assert problems["--tensor"].fix == "one of 1, 2, 4, 8"
-    assert problems["--pipeline"].fix == "one of 1, 2, 4, 8, 16"
+    assert problems["--pipeline"].fix.startswith("one of 1, 2, 4, 8, 16; the model alone allows")
     with pytest.raises(PlanError, match="must divide the 8 devices"):
         ahead(llama, "8xH100", asked=Asked(tensor=8, pipeline=8))
+
+
+def test_pln_03_degrees_that_do_not_divide_say_both_numbers_and_what_is_legal() -> None:
+    heads, shared, vocabulary, layers = json.loads((CASES / "pln-03" / "plan.json").read_text())
+    eight = machine_of(A100_8)
+
+    def refused(asked: Asked, **model: int) -> Problem:
+        with pytest.raises(PlanError) as caught:
+            check(asked, shape(10**9).model_copy(update=model), eight, 2048)
+        (problem,) = caught.value.problems
+        return problem
+
+    found = refused(Asked(tensor=heads["tp"]), heads=heads["heads"], kv_heads=heads["heads"])
+    assert (found.value, "the 25 key and value heads" in found.rule) == (2, True)
+    assert found.fix == f"one of 1; the model alone allows {', '.join(map(str, heads['legal']))}"
+    found = refused(Asked(tensor=shared["tp"]), heads=shared["heads"], kv_heads=shared["kv_heads"])
+    assert (found.value, found.fix) == (8, "one of 1, 2, 4")
+    assert "4 key and value heads (of 28 heads)" in found.rule
+    found = refused(Asked(pipeline=layers["pp"]), layers=layers["layers"])
+    assert (found.value, found.fix) == (4, "one of 1, 2; the model alone allows 1, 2, 3, 6")
+    assert "6 layers" in found.rule
+    (said,) = remarks(Asked(tensor=vocabulary["tp"]), shape(10**9).model_copy(update={"vocab": vocabulary["vocab"]}))
+    assert f"model.config.vocab={vocabulary['padded']}" in said
+    assert remarks(Asked(tensor=7), shape(10**9).model_copy(update={"vocab": 301})) == ()
 
 
 def test_the_page_holds_everything_and_asks_no_one(llama: str) -> None:

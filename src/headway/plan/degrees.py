@@ -69,22 +69,30 @@ def legal(shape: ModelShape, machine: Machine, sequence: int) -> dict[str, list[
 
 def check(asked: Asked, shape: ModelShape, machine: Machine, sequence: int) -> None:
     """Raises PlanError with every degree that cannot be and the legal ones."""
+    heads = f"{shape.kv_heads} key and value heads (of {shape.heads} heads)"
+    # Each rule with what the model alone allows: on other machines more of it is legal.
     rules = {
-        "tensor": f"must divide the {shape.kv_heads} key and value heads and the {machine.devices_per_host} devices of "
-        "a host",
-        "pipeline": f"must divide the {shape.layers} layers and the {machine.devices} devices",
-        "context": f"must divide the {shape.heads} heads, half the sequence of {sequence} and the devices",
-        "expert": f"must divide the model's {shape.experts.count} experts and the devices"
-        if shape.experts
-        else "the model has no experts",
+        "tensor": (f"must divide the {heads} and the {machine.devices_per_host} devices of a host", shape.kv_heads),
+        "pipeline": (f"must divide the {shape.layers} layers and the {machine.devices} devices", shape.layers),
+        "context": (
+            f"must divide the {shape.heads} heads, half the sequence of {sequence} and the devices",
+            shape.heads,
+        ),
+        "expert": (
+            f"must divide the model's {shape.experts.count} experts and the devices"
+            if shape.experts
+            else "the model has no experts",
+            shape.experts.count if shape.experts else 1,
+        ),
     }
     allowed = legal(shape, machine, sequence)
     problems: list[Problem] = []
-    for name, rule in rules.items():
-        value = getattr(asked, name)
+    for name, (rule, of_model) in rules.items():
+        value, alone = getattr(asked, name), divisors(of_model)
         if value is not None and value not in allowed[name]:
-            choices = ", ".join(map(str, allowed[name][:_SHOWN]))
-            problems.append(Problem(f"--{name}", rule, value, f"one of {choices}"))
+            fix = f"one of {_listed(allowed[name])}"
+            fix += f"; the model alone allows {_listed(alone)}" if alone != allowed[name] else ""
+            problems.append(Problem(f"--{name}", rule, value, fix))
     product = (asked.tensor or 1) * (asked.pipeline or 1) * (asked.context or 1)
     if not problems and machine.devices % product:
         rule = f"tensor x pipeline x context = {product} must divide the {machine.devices} devices"
@@ -93,6 +101,22 @@ def check(asked: Asked, shape: ModelShape, machine: Machine, sequence: int) -> N
         )
     if problems:
         raise PlanError(problems=problems)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:_SHOWN]))
+
+
+def remarks(asked: Asked, shape: ModelShape) -> tuple[str, ...]:
+    """What engines of such degrees do to a model that does not divide, and how to do it knowingly."""
+    split = asked.tensor or 1
+    if shape.vocab % split == 0:
+        return ()
+    padded = -(-shape.vocab // split) * split
+    return (
+        f"--tensor {split} does not divide the vocabulary of {shape.vocab}: engines pad it to {padded}, as "
+        f"model.config.vocab={padded} does",
+    )
 
 
 def advise(plan: Plan, machine: Machine, asked: Asked) -> Advice | None:

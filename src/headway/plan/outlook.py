@@ -10,7 +10,7 @@ from typing import Any, cast
 from headway.config.schema import TrainConfig
 from headway.plan.alternatives import Candidate, candidates, verdict
 from headway.plan.cost import Bill, CostRequest, bills
-from headway.plan.degrees import NOTHING_ASKED, Advice, Asked, advise, check
+from headway.plan.degrees import NOTHING_ASKED, Advice, Asked, advise, check, remarks
 from headway.plan.forecast import Basis, Forecast, forecast
 from headway.plan.scaling import Planner, Scale, scan, smallest
 from headway.plan.schema import Plan
@@ -73,7 +73,7 @@ def outlook(plan: Plan, question: Question) -> Outlook:
         scales=scan(cluster, hosts, question.make, basis),
         smallest=smallest(cluster, question.make, basis) if on_gpu else None,
         advice=_advice(plan, found, question) if on_gpu else None,
-        assumed=question.assumed,
+        assumed=(*question.assumed, *remarks(question.asked, plan.shape)),
     )
 
 
