@@ -115,8 +115,11 @@ def effective_of(loaded: LoadedRun, plan: Plan) -> Effective:
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    written = section.model_dump(mode="json")
     for name, info in type(section).model_fields.items():
         key, value = f"{prefix}{info.alias or name}", getattr(section, name)
+        if isinstance(value, float) and isinstance(written[name], str):
+            value = written[name]  # a duration, with its unit
         if isinstance(value, BaseModel):
             yield from _leaves(value, f"{key}.")
         else:
