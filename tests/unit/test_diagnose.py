@@ -12,6 +12,7 @@ import pytest
 from fakes.jobs import TESTS
 from headway.cli.main import main
 from headway.diagnose.judge import Diagnosis, diagnose, diagnose_logs, diagnose_run
+from headway.diagnose.signatures import SIGNATURES, hints_of
 from headway.diagnose.streams import parse
 from headway.errors import Diverged, UserError
 from headway.train.health import DISCARDS_IN_A_ROW, Guard
@@ -249,6 +250,33 @@ def test_an_exception_of_any_name_closes_its_traceback(last: str) -> None:
 def test_healthy_lines_name_no_error() -> None:
     healthy = "checksum ok\nKilled 0 processes\nthe broken pipeline is mended\nRoman in Rome\nBadBatch: none so far"
     assert diagnose([parse(line, "job.log", n) for n, line in enumerate(healthy.splitlines())]) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hints"),
+    [
+        (r"out of memory", ("out of memory",)),
+        (r"CUDA error: out|CUBLAS_[A-Z]+_FAILED", ("cuda error: out", "cublas_")),
+        (r"killed by (?:a|b(?:c|d)) signals?\b|exitcode\s*: -9", ("killed by ", "exitcode")),
+        (r"`t >= 0 && t < n`|a\.b\(c\)", ("`t >= 0 && t < n`", "a.b(c)")),
+        (r"long enough|(?:nan|inf)s? i", ()),  # the second has no text of its own
+        (r"abcdx?yz|[(|)]wxyz+", ("abcd", "wxyz")),
+        (r"worker \(pid(?:\(s\))? \d+\) exited", ("worker (pid",)),
+    ],
+)
+def test_the_texts_that_a_pattern_cannot_do_without(pattern: str, hints: tuple[str, ...]) -> None:
+    assert hints_of(pattern) == hints
+
+
+def test_most_signatures_are_told_by_a_text() -> None:
+    assert sum(bool(signature.hints) for signature in SIGNATURES) > len(SIGNATURES) * 2 // 3
+
+
+@pytest.mark.timeout(20)
+def test_a_line_of_a_megabyte_is_read_by_its_ends() -> None:
+    found = of(f"{OOM} {'x' * 10**6}\n{'y' * 10**6}\n{'z' * 10**6} bus error")
+    assert (found.name, len(found.error) < 5000) == ("cuda-out-of-memory", True)
+    assert of(f"{'z' * 10**6} bus error").name == "shared-memory"
 
 
 def test_a_log_of_powershell(tmp_path: Path) -> None:

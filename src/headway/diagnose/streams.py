@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOST_BYTES = 32 * 1024**2  # of one file: its beginning and its end
+_LONGEST = 4000  # characters of a line
 STARTED_AGAIN = "======== started again "
 
 _FILE = (
@@ -76,6 +77,8 @@ def _text(path: Path) -> str:
 
 def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
     """One raw line: its rank, its host and its time, as far as it says them."""
+    if len(raw) > _LONGEST:  # a printed tensor; no error's words are so long
+        raw = f"{raw[: _LONGEST - 500]} ... {raw[-500:]}"
     raw = _COLOURS.sub("", raw.rstrip("\r"))
     text, host = raw, ""
     rank: int | None = None
