@@ -230,7 +230,7 @@ def test_a_run_without_a_record(tmp_path: Path) -> None:
     assert read_record(RunDir(tmp_path)) == {}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "null"])
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"git": 3}', '{"run_file": []}'])
 def test_a_damaged_record_is_named_with_its_newest_copy(tmp_path: Path, content: str) -> None:
     run = RunDir(tmp_path)
     run.record.write_text(content)

@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic import BaseModel
 
 from headway.api import preparing, running
 from headway.api.differing import differences
@@ -143,7 +145,14 @@ def _other_data(before: LoadedRun, loaded: LoadedRun) -> Iterator[tuple[str, Any
         section, name = key.split(".")
         old, new = (getattr(getattr(run.config, section), name) for run in (before, loaded))
         if old != new:
-            yield key, old, new
+            yield key, _written(old), _written(new)
+
+
+def _written(value: Any) -> Any:
+    """A section by what was said in it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return [_written(item) for item in cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
 
 
 def _other_base(new: Plan) -> Problem:

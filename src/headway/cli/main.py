@@ -32,6 +32,7 @@ _REFUSED = {
     errno.EPERM: "use a folder of your own, or ask for its permissions",
     errno.ENAMETOOLONG: "use a shorter name",
     errno.ENOTDIR: "one part of that path is a file",
+    errno.EEXIST: "move away what stands there",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 

@@ -70,7 +70,8 @@ def export_folder(
         _write(partial, source, weights, provenance, model)
         _put_in_place(partial, place)
     except (OSError, SafetensorError) as error:
-        fix = "free space, then `headway export` the run again: its checkpoints are untouched"
+        fix = "make room, or name a folder of your own with --out, and `headway export` the run again: its checkpoints"
+        fix += " are untouched"
         raise ExportError(f"the model could not be written to {folder}: {error}", fix=fix) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

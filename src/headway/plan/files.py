@@ -68,7 +68,8 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise PlanError(f"there is no plan at {path}", fix="make one: headway train run.yaml --dry-run") from error
+        fix = _way_back(path) if newest_copy(path) else "make one: headway train run.yaml --dry-run"
+        raise PlanError(f"there is no plan at {path}", fix=fix) from error
     except (OSError, ValueError) as error:
         raise PlanError(f"{path} cannot be read as a plan: {error}", fix=_way_back(path)) from error
     if not isinstance(content, dict):

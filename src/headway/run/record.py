@@ -99,7 +99,11 @@ def read_record(run: RunDir) -> dict[str, Any]:
         raise _damaged(run, str(error)) from error
     if not isinstance(record, dict):
         raise _damaged(run, "it is no JSON object")
-    return cast("dict[str, Any]", record)
+    content = cast("dict[str, Any]", record)
+    for section in ("git", "run_file"):
+        if not isinstance(content.get(section, {}), dict):
+            raise _damaged(run, f"its {section!r} is no JSON object")
+    return content
 
 
 def _damaged(run: RunDir, why: str) -> UserError:

@@ -18,6 +18,8 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not error.filename:  # a full disk is told by the write, which knows no name
+            error.filename = str(path)
         raise
