@@ -165,6 +165,7 @@ def test_a_file_of_a_sweep_may_have_an_equals_sign_in_its_name(capsys: pytest.Ca
         (("--max-tokens", "0"), "max_tokens = 0: must be at least 1"),
         (("--temperature", "-1"), "temperature = -1.0: must be 0"),
         (("--temperature", "nan", "--seed", "-1"), "seed = -1: must be at least 0"),
+        (("--prompt", "caf\udce9"), "prompt: is not UTF-8 text"),  # as Python hands on a byte of Latin-1
     ],
 )
 def test_what_cannot_be_drawn(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,3 +174,14 @@ def test_what_cannot_be_drawn(arguments: tuple[str, ...], said: str, capsys: pyt
     assert said in capsys.readouterr().err
     assert main(["evaluate", "model", "--limit", "0"]) == 2
     assert "limit = 0: must be at least 1" in capsys.readouterr().err
+
+
+def test_a_plan_looks_at_the_text_that_was_not_built_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.txt").write_bytes(b"one\ntwo \xff\n")
+    main(["init"])
+    capsys.readouterr()
+    small = ["data={train: a.txt}", "launch={processes: 1}", "train.global_batch=2 sequences", "train.length=4 steps"]
+    assert main(["plan", "run.yaml", *small]) == 4
+    out = capsys.readouterr().out
+    assert "red: text: byte 0xff at offset 8 is not utf-8 text" in out
+    assert "\nnext" not in out

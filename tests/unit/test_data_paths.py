@@ -125,3 +125,15 @@ def test_a_home_that_nobody_has_is_an_absent_folder(base: Path) -> None:
     assert locate("~nobody-here/a.txt", base) == base / "~nobody-here/a.txt"
     with pytest.raises(DataError, match="there is no '~nobody-here'"):
         names(base, "~nobody-here/a.txt")
+
+
+def test_what_is_there_but_is_no_file_is_not_called_absent(base: Path) -> None:
+    os.mkfifo(base / "pipe")
+    (base / "link").symlink_to("gone")
+    for name, said in (
+        ("pipe", "a device or a pipe"),
+        ("/dev/zero", "a device or a pipe"),
+        ("link", "a link to a file"),
+    ):
+        with pytest.raises(DataError, match=said):
+            names(base, name)

@@ -71,3 +71,12 @@ def test_it_is_a_check_of_the_plan(corpus: Path, monkeypatch: pytest.MonkeyPatch
     report = api.plan(Path("run.yaml")).report
     assert [(v.name, v.evidence) for v in report.verdicts if v.level == "red"] == [("text", "corpus/c.txt:1")]
     assert api.plan(Path("run.yaml"), ["data.train.options.encoding=utf-16"]).report.ok
+
+
+def test_files_without_a_word_are_told_before_the_build(corpus: Path) -> None:
+    for file in corpus.iterdir():
+        file.write_text(" \n")
+    found = look(corpus.parent)
+    assert (found.level, found.finding) == ("red", "holds no document: all files are empty")
+    (corpus / "a.txt").write_bytes(b" " * _PEEK_BYTES + b"late")
+    assert look(corpus.parent).level == "green"

@@ -50,6 +50,10 @@ def generate(target: Path, prompt: str, max_tokens: int, temperature: float, see
         problems.append(Problem("temperature", "must be 0 (the likeliest token) or above", temperature))
     if not 0 <= seed < 2**63:
         problems.append(Problem("seed", "must be at least 0", seed))
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        problems.append(Problem("prompt", "is not UTF-8 text", fix="give it on standard input: --prompt -"))
     if problems:
         raise UserError(problems=problems)
     folder = target if _is_model(target) else RunDir(target).export

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from headway.api import preparing
 from headway.api.preparing import Planned
-from headway.check.checks import run_checks
 from headway.check.report import Report
 from headway.config.load import LoadedRun, load_run
 from headway.errors import ModelError, PlanError, Problem
@@ -71,7 +70,7 @@ def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
         assumed = f"what train.length reads; unless told, {TOKENS_PER_PARAMETER} tokens for each parameter"
         plan = plan.model_copy(update={"reasons": plan.reasons | {"facts": assumed}})
     here = inquiry.on is None and inquiry.file is not None
-    report = run_checks(plan, loaded, preparing.runs_root(loaded)) if here else Report(())
+    report = preparing.findings(plan, loaded, preparing.runs_root(loaded)) if here else Report(())
     prices = read_prices(inquiry.prices or SHIPPED)
     try:
         basis = basis_of(where, prices)

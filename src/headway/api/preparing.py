@@ -199,14 +199,18 @@ def _with_special_tokens(model_config: dict[str, Any], tokenizer: Path) -> dict[
     return model_config | {"bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "pad_token_id": None}
 
 
-def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
-    """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
-    # The build reads every byte; before it, a look at each file's beginning.
+def findings(plan: Plan, loaded: LoadedRun, folder: Path) -> Report:
+    """Every check; where the build has not read every byte yet, a look at each file's beginning among them."""
     given: dict[str, Callable[[], Verdict]] = {}
     if plan.facts.estimated:
         given["text"] = lambda: peek.text("text", loaded)
         given["records"] = lambda: look.records("records", loaded, find_tokenizer(_tokenizer_request(loaded)))
-    report = run_checks(plan, loaded, folder, given=given)
+    return run_checks(plan, loaded, folder, given=given)
+
+
+def judged(plan: Plan, loaded: LoadedRun, folder: Path, force: Sequence[str]) -> Planned:
+    """The plan with what the checks find; red findings that `force` names are passed, and written into the plan."""
+    report = findings(plan, loaded, folder)
     used = tuple(verdict.name for verdict in report.reds if verdict.name in force)
     used += tuple(name for name in dict.fromkeys(force) if name in LIVE_FINDINGS)  # the ranks look for these
     return Planned(plan.model_copy(update={"forced": used}), report.forced(force), loaded)

@@ -148,6 +148,9 @@ def _nothing(pattern: str, base: Path, key: str, *, excluded: bool) -> Problem:
         held = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5)) or "no files"
         hint = f"{folder} holds {held}" + ("; options.exclude leaves files out" if excluded else "")
         return Problem(where, "names no file", pattern, f"{hint}; change the pattern, or put files there")
+    if folder.exists() or folder.is_symlink():
+        what = "is no file but a device or a pipe" if folder.exists() else "is a link to a file that is not there"
+        return Problem(where, what, pattern, "name files, folders or globs")
     parent, missing = folder, folder.name
     while not parent.is_dir():
         missing, parent = parent.name, parent.parent

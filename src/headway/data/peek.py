@@ -44,14 +44,17 @@ def text(name: str, loaded: LoadedRun) -> Verdict:
 
 
 def _faults(source: FileSource) -> Iterator[Problem]:
-    for file in source.files()[:_MOST_FILES]:
+    files, blank = source.files(), True
+    for file in files[:_MOST_FILES]:
         path = Path(source.path(file.name))
         try:
             with path.open("rb") as opened:
                 raw = opened.read(_PEEK_BYTES)
         except OSError as error:
             yield Problem(source.key, f"cannot be read: {error.strerror}", where=file.name, fix=f"chmod a+r {path}")
+            blank = False
             continue
+        blank = blank and len(raw) < _PEEK_BYTES and not raw.strip()
         decoder = codecs.getincrementaldecoder(source.encoding)()
         try:
             decoder.decode(raw, final=len(raw) < _PEEK_BYTES)  # a character may be cut at the end of the peek
@@ -62,3 +65,6 @@ def _faults(source: FileSource) -> Iterator[Problem]:
             fault = source.undecodable(file.name, line, offset, raw[offset], raw[:4]).problem
             if fault is not None:
                 yield fault
+    if blank and len(files) <= _MOST_FILES:
+        rule = f"holds no document: {'the file is' if len(files) == 1 else 'all files are'} empty"
+        yield Problem(source.key, rule, fix=f"check {source.key}.paths")

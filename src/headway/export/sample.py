@@ -15,6 +15,7 @@ from headway.export.verify import without_bars
 from headway.model.skeleton import AUTO_CLASSES, seeded
 
 _LABELS_SHOWN = 3
+_GREEDY = 1e-5  # up to here the likeliest token is drawn anyway, and logits divided by less would overflow
 
 
 def generate(
@@ -72,7 +73,7 @@ def _continue(model: Any, tokenizer: Any, ids: list[int], max_tokens: int, tempe
     room = getattr(model.config, "max_position_embeddings", None) or len(ids) + max_tokens
     keep = max(1, room - max_tokens)
     inputs = torch.tensor([ids[-keep:]], device=model.device)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    sampling = {"do_sample": True, "temperature": temperature} if temperature > _GREEDY else {"do_sample": False}
     pad = next((t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id) if t is not None), 0)
     with seeded(seed), torch.no_grad():
         output = model.generate(
