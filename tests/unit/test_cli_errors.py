@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,23 @@ def test_exit_codes_are_the_errors(
     err = capsys.readouterr().err
     assert err.startswith(said)
     assert "Traceback" not in err
+
+
+def test_sigterm_is_heard_as_ctrl_c_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cleared: list[bool] = []
+
+    def terminated(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            cleared.append(True)
+
+    monkeypatch.setattr("headway.api.runs", terminated)
+    assert main(["show"]) == 143
+    assert capsys.readouterr().err == "ended by SIGTERM\n"
+    assert cleared
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_the_unexpected_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

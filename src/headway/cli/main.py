@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.cli.parser import parse
 from headway.errors import EXIT_OK, HeadwayError, Stopped
 
 EXIT_INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
+EXIT_TERMINATED = 143  # ... and by SIGTERM, where no rank runs yet that could save
 EXIT_BROKEN_PIPE = 141  # ... and by SIGPIPE: `headway show | head`
 
 # What the operating system refuses for reasons that are the user's to change -> how.
@@ -44,9 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options: Namespace | None = None
     try:
         options = _parsed(arguments)
-        code = options.run(options) if options else EXIT_OK
+        with _sigterm_heard():
+            code = options.run(options) if options else EXIT_OK
     except HeadwayError as error:
         code = _say(str(error) or type(error).__name__, error, error.exit_code)
+    except _Terminated as error:
+        code = _say("ended by SIGTERM", error, EXIT_TERMINATED)
     except KeyboardInterrupt as error:
         code = _say("interrupted", error, EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -55,6 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = _write_traceback(error, options, arguments)
         code = _say(f"{_words(error)}\n    the traceback is in {where}", error, HeadwayError.exit_code)
     return _flushed(code)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, taken as Ctrl-C is: half a token store is removed, and its worker processes end."""
+
+
+@contextmanager
+def _sigterm_heard() -> Generator[None]:
+    """Where nobody else hears it; running a job, the launcher does."""
+
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _flushed(code: int) -> int:
