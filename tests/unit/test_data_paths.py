@@ -137,3 +137,15 @@ def test_what_is_there_but_is_no_file_is_not_called_absent(base: Path) -> None:
     ):
         with pytest.raises(DataError, match=said):
             names(base, name)
+
+
+def test_an_empty_path_is_not_the_whole_file_system(base: Path) -> None:
+    with pytest.raises(DataError, match="names no file"):
+        names(base, "")
+
+
+def test_a_link_to_itself_is_passed_over(base: Path) -> None:
+    (base / "corpus" / "loop").symlink_to("loop")
+    assert "corpus/a.txt" in names(base, "corpus")
+    with pytest.raises(DataError, match="is a link to a file that is not there"):
+        names(base, "corpus/loop")

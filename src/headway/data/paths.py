@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -85,6 +85,8 @@ def _is_banned(name: str, banned: list[tuple[bool, re.Pattern[str]]]) -> bool:
 
 
 def _match(pattern: str, base: Path) -> list[InputFile]:
+    if not pattern.strip():  # nothing is not the root of the file system
+        return []
     here = locate(pattern, base)
     if here.is_file():
         return [InputFile(pattern, here)]
@@ -127,13 +129,21 @@ class _Walk:
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
             if (entry.name.startswith(".") and not self.hidden) or entry.name == "__pycache__":
                 continue
-            if entry.is_file():
+            if _holds(entry.is_file):
                 yield prefix + entry.name
             elif (self.depth is None or level < self.depth) and self._enters(entry, stdlib):
                 yield from self.files(Path(entry.path), stdlib, f"{prefix}{entry.name}/", level + 1)
 
     def _enters(self, entry: os.DirEntry[str], stdlib: bool) -> bool:
-        return entry.is_dir() and not (stdlib and entry.name in _NOT_STDLIB)
+        return _holds(entry.is_dir) and not (stdlib and entry.name in _NOT_STDLIB)
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """No for a link that leads to itself, of which the system only says that it gives up."""
+    try:
+        return question()
+    except OSError:
+        return False
 
 
 def _nothing(pattern: str, base: Path, key: str, *, excluded: bool) -> Problem:
