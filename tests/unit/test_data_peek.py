@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,15 @@ def test_files_without_a_word_are_told_before_the_build(corpus: Path) -> None:
     assert (found.level, found.finding) == ("red", "holds no document: all files are empty")
     (corpus / "a.txt").write_bytes(b" " * _PEEK_BYTES + b"late")
     assert look(corpus.parent).level == "green"
+
+
+def test_compressed_files_are_looked_into(corpus: Path) -> None:
+    (corpus / "c.txt.gz").write_bytes(gzip.compress("grün\n".encode()))
+    (corpus / "d.txt.xz").write_bytes(lzma.compress(b"plain\n"))
+    assert look(corpus.parent).level == "green"
+    (corpus / "e.txt.gz").write_bytes(gzip.compress(b"first\nsecond \xe9t\xe9\n"))
+    found = look(corpus.parent)
+    assert (found.level, found.evidence) == ("red", "corpus/e.txt.gz:2")
+    (corpus / "e.txt.gz").write_bytes(gzip.compress(b"first\n")[:-9])
+    found = look(corpus.parent)
+    assert (found.level, "copy the file again" in found.fix) == ("red", True)

@@ -19,6 +19,8 @@ pytest.importorskip("obstore", reason="the extra s3 is not installed")
 server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
 
 from fakes.corpora import prose, tokenizer_for, write_texts  # noqa: E402
+from fakes.plans import SMALL  # noqa: E402
+from headway import api  # noqa: E402
 
 
 class Notes:
@@ -94,6 +96,16 @@ def test_a_store_from_urls_is_that_of_the_files(tmp_path: Path, bucket: dict[str
     there = StoreRequest(remote, held, tokenizer, Path("cache"), tmp_path)
     assert TokenStore(build_store(here)).manifest.hash == TokenStore(build_store(there)).manifest.hash
     assert notes.notes[0].startswith("fetching 2 objects of s3://texts/chats/*.jsonl*")
+
+
+def test_a_plan_before_the_build_looks_at_the_copies(
+    tmp_path: Path, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"train": {"paths": ["s3://texts/chats/*.jsonl*"], "options": bucket}}
+    found = {verdict.name: verdict for verdict in api.plan(SMALL | {"data": data}).report.verdicts}
+    assert found["text"].finding == "2 files begin as text in their encoding"
+    assert found["records"].ok
 
 
 def test_what_a_url_names(tmp_path: Path, bucket: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +203,10 @@ def findings(plan: Plan, loaded: LoadedRun, folder: Path) -> Report:
     """Every check; where the build has not read every byte yet, a look at each file's beginning among them."""
     given: dict[str, Callable[[], Verdict]] = {}
     if plan.facts.estimated:
-        given["text"] = lambda: peek.text("text", loaded)
-        given["records"] = lambda: look.records("records", loaded, find_tokenizer(_tokenizer_request(loaded)))
+        given["text"] = lambda: peek.text("text", _with_copies(loaded))
+        given["records"] = lambda: look.records(
+            "records", _with_copies(loaded), find_tokenizer(_tokenizer_request(loaded))
+        )
     return run_checks(plan, loaded, folder, given=given)
 
 
@@ -266,6 +268,13 @@ def _sources(loaded: LoadedRun, report: ProgressReporter | None) -> tuple[tuple[
     """(to train on, `data.eval`), those in an object store as copies in the cache."""
     data = loaded.config.data
     return local_copies(training_sources(data), data.eval, _cache(loaded.config), report or Silent())
+
+
+def _with_copies(loaded: LoadedRun) -> LoadedRun:
+    """The run file with its sources in an object store as their copies in the cache."""
+    (first, *more), held_out = _sources(loaded, None)
+    data = loaded.config.data.model_copy(update={"train": first, "more": tuple(more), "eval": held_out})
+    return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
 
 
 def _store_request(loaded: LoadedRun, tokenizer: Path, report: ProgressReporter | None = None) -> StoreRequest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from headway.config.load import LoadedRun
 from headway.config.schema import SourceConfig
 from headway.data.files import FileSource
 from headway.data.sources import concrete, open_source
+from headway.data.unpacking import is_compressed, open_unpacked
 from headway.errors import HeadwayError, Problem
 
 _PEEK_BYTES = 256 * 1024  # of each file; the build reads all of them, and names what lies further on
@@ -48,10 +51,15 @@ def _faults(source: FileSource) -> Iterator[Problem]:
     for file in files[:_MOST_FILES]:
         path = Path(source.path(file.name))
         try:
-            with path.open("rb") as opened:
+            with open_unpacked(path) as opened:
                 raw = opened.read(_PEEK_BYTES)
-        except OSError as error:
+        except PermissionError as error:
             yield Problem(source.key, f"cannot be read: {error.strerror}", where=file.name, fix=f"chmod a+r {path}")
+            blank = False
+            continue
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            fix = "copy the file again, or leave it out" if is_compressed(file.name) else f"see ls -l {path}"
+            yield Problem(source.key, f"cannot be read: {error}", where=file.name, fix=fix)
             blank = False
             continue
         blank = blank and len(raw) < _PEEK_BYTES and not raw.strip()
