@@ -82,7 +82,11 @@ SOFTWARE = (
 
 def read_table(path: Path) -> list[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-        return [{str(k): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
+        return [{str(k).strip().lower(): _cell(v) for k, v in row.items() if k} for row in csv.DictReader(file)]
+
+
+def _cell(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""
 
 
 def judge(rows: Iterable[Row]) -> tuple[list[Measured], dict[str, int]]:

@@ -268,3 +268,11 @@ def test_a_fixed_strategy_that_does_not_fit_ends_with_the_code_of_a_red_check(
     words = ["plan", "--model", written(tmp_path, LARGE), "--on", "8xH100-80GB"]
     assert main([*words, "strategy=zero-2"]) == 4
     assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+def test_more_devices_than_sequences_are_no_use(tmp_path: Path) -> None:
+    plan, found = ahead(written(tmp_path, GPT2), "8xH100-80GB", hosts=(1, 4096))
+    assert plan.batch.global_sequences < 4096 * 8
+    assert found.scales[0].forecast is not None
+    assert found.scales[1].forecast is None
+    assert "fewer than the devices" in found.scales[1].reason

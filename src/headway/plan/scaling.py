@@ -44,6 +44,11 @@ def on(cluster: ClusterFacts, hosts: int, devices_per_host: int, make: Planner, 
         plan = make(other)
     except PlanError as error:
         return Scale(hosts, devices_per_host, reason=str(error).splitlines()[0])
+    if plan.batch.global_sequences < plan.launch.processes:
+        few = (
+            f"a step's {plan.batch.global_sequences} sequences are fewer than the devices; a larger train.global_batch"
+        )
+        return Scale(hosts, devices_per_host, plan.strategy.label, reason=few)
     found = forecast(plan, changed)
     if not found.fits:
         return Scale(hosts, devices_per_host, plan.strategy.label, reason=found.misfit)
