@@ -206,6 +206,11 @@ def test_a_tokenizer_is_trained_on_the_words_of_chats(tmp_path: Path) -> None:
     ((_, source),) = text.open()
     words = [item.text for item in source.documents(source.shards()[0]) if isinstance(item, Document)]
     assert words[1] == "the lantern under the stone?\nnobody walked.\nquietly\nthe morning light\nof the sea"
+    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "sea?", "chosen": [turn("assistant", "grey")], "rejected": "blue"}])
+    ((_, source),) = TrainingText((SourceConfig(paths=("b.jsonl",)),), 0.0, 0, tmp_path).open()
+    (found,) = source.documents(source.shards()[0])
+    assert isinstance(found, Document)
+    assert found.text == "sea?\ngrey\nblue"
 
 
 def test_records_as_others_write_them_are_read(tmp_path: Path, tokenizer: Path) -> None:

@@ -69,7 +69,7 @@ def test_every_tracker_gets_every_call(tmp_path: Path) -> None:
 
 def test_the_first_launch_is_strict(tmp_path: Path) -> None:
     fan_out = FanOut([("a", Recorder()), ("b", Recorder("start"))], pytest.fail)
-    with pytest.raises(HeadwayError, match=r"'b' cannot start: ConnectionError: the server is away\n.*remove 'b'"):
+    with pytest.raises(UserError, match=r"'b' cannot start: ConnectionError: the server is away\n.*remove 'b'"):
         fan_out.start(tmp_path, "a", {}, resumed=False)
 
 

@@ -199,7 +199,8 @@ def _raise_failure(run: RunDir, status: JobStatus) -> None:
         )
     message = f"rank {failure.rank} failed first: {failure.error}\n    log: {failure.log}"
     kind, fix = _kind_of(status.exit_code), ""
-    if kind is WorkerFailed:  # the other kinds are Headway's own errors, which name their fix
+    # Headway's own errors name their cause and fix; what their logs hold besides is of no use.
+    if kind is WorkerFailed and not failure.error.startswith("HeadwayError: "):
         found = diagnose(run.path)
         if found is not None and found.name != "other":
             message, fix = f"{message}\n    cause: {found.cause}", found.fix

@@ -161,7 +161,8 @@ def describe_store(store: Path, sequence: int, packing: bool) -> list[str]:
     manifest = TokenStore(store).manifest
     lines: list[str] = []
     for name, counts in (("train", manifest.train), ("eval", manifest.eval)):
-        held = f"{counts.documents} documents, {format_count(counts.tokens)} tokens from {format_bytes(counts.bytes)}"
+        held = f"{counts.documents} documents, {format_count(counts.tokens)} tokens"
+        held += f" from {format_bytes(counts.bytes)}" if counts.bytes else ""  # of pairs nobody counts them
         whole = counts.tokens and manifest.kind == "text"
         ratio = f" ({counts.bytes / counts.tokens:.2f} bytes a token)" if whole else ""
         lines.append(f"{name}: {held}{ratio}")

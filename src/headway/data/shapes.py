@@ -15,7 +15,7 @@ TEXT, MESSAGES, PAIR, LABELLED, SETS = "text", "messages", "prompt-response", "t
 PREFERENCE = "preference"
 # What each task learns from, the preferred shape first. A user's own task takes text unless data.train.shape says more.
 TASK_SHAPES = {"instruction": (MESSAGES, PAIR), "classification": (LABELLED, SETS), "preference": (PREFERENCE,)}
-ANY_SHAPE = (TEXT, MESSAGES, PAIR)
+ANY_SHAPE = (TEXT, MESSAGES, PAIR, PREFERENCE)  # that hold words, for a tokenizer to be trained on
 LOOKED_AT = 32  # records of a source that its shape is read off
 
 _CHATS = ("messages", "conversations")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, UserError
 from headway.plan.schema import TrackPlan
 from headway.registry import resolve
 from headway.run.paths import RunDir
@@ -111,13 +111,11 @@ class FanOut:
                 self._warn(f"the tracker {kind!r} could not {what} and {consequence}: {type(error).__name__}: {error}")
 
 
-def _cannot_start(kind: str, error: Exception) -> HeadwayError:
+def _cannot_start(kind: str, error: Exception) -> UserError:
     fix = f"remove {kind!r} from `track` in the run file"
     if isinstance(error, HeadwayError):
-        return HeadwayError(f"the tracker {kind!r} cannot start: {error.args[0]}", fix=f"or {fix}")
-    return HeadwayError(
-        f"the tracker {kind!r} cannot start: {type(error).__name__}: {error}", fix=f"repair it, or {fix}"
-    )
+        return UserError(f"the tracker {kind!r} cannot start: {error.args[0]}", fix=f"or {fix}")
+    return UserError(f"the tracker {kind!r} cannot start: {type(error).__name__}: {error}", fix=f"repair it, or {fix}")
 
 
 def make_trackers(trackers: Sequence[TrackPlan], warn: Callable[[str], None], *, wait: bool = False) -> FanOut:
