@@ -103,6 +103,16 @@ def test_paths_that_are_no_scripts(tmp_path: Path) -> None:
     assert found(of(tmp_path, "print 'two'\n")) == {"syntax": ("train.py", 1)}
 
 
+def test_a_deepspeed_json_is_judged_and_another_json_is_not(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{\n "train_batch_size": 8,\n "gradient_cliping": 1.0\n}\n')
+    (tmp_path / "package.json").write_text('{"name": "mine", "gradient_cliping": 1}')
+    assert found(read_scripts([tmp_path])) == {"deepspeed-json": ("ds.json", 3)}
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8')
+    assert found(read_scripts([tmp_path / "ds.json"])) == {"deepspeed-json": ("ds.json", 1)}
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    assert [v.level for v in read_scripts([tmp_path / "ds.json"]).verdicts] == ["green"]
+
+
 def test_files_that_are_written_oddly(tmp_path: Path) -> None:
     """Nothing of a user's file is a traceback of Headway's."""
     deep = of(tmp_path, "x = " + "+".join(["1"] * 6000))

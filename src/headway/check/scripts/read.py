@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from headway.check.report import Report, Verdict, green
 from headway.check.scripts import docker, python, shell
 from headway.check.scripts.material import Fault, Script, gather
 from headway.check.scripts.python import Beside
+from headway.config.deepspeed_check import judge_json
+from headway.errors import ConfigError, Problem
 
 
 def read_scripts(paths: list[Path]) -> Report:
@@ -30,7 +33,7 @@ def read_scripts(paths: list[Path]) -> Report:
     for script in scripts:
         faults = _judge(script, Beside(tuple(started.get(script.path.name, ())), configs or _of(script, named)))
         verdicts += [fault.verdict(script) for fault in faults]
-        if not faults and script.kind != "config":
+        if not faults and (script.kind != "config" or len(scripts) == 1):
             verdicts.append(green("script", f"{script.path}: nothing found ({script.kind})"))
     return Report(tuple(verdicts))
 
@@ -49,4 +52,21 @@ def _judge(script: Script, beside: Beside) -> list[Fault]:
         case "docker":
             return docker.judge(script)
         case "config":
-            return []  # `headway plan --deepspeed-config` judges it
+            return list(_of_deepspeed(script))
+
+
+_KEYS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _of_deepspeed(script: Script) -> Iterator[Fault]:
+    """A DeepSpeed JSON against the installed release's schema; what Headway itself drives is no matter here."""
+    if not any(f'"{key}"' in script.text for key in _KEYS):
+        return
+    try:
+        problems = judge_json(script.text, script.path.name).problems
+    except ConfigError as error:
+        problems = list(error.problems) or [Problem("", str(error).partition("\n")[0], fix=error.fix)]
+    for problem in problems:
+        line = problem.where.rpartition(":")[2]
+        what = f"{problem.key}: {problem.rule}" if problem.key else problem.rule
+        yield Fault("deepspeed-json", int(line) if line.isdecimal() else 1, what, problem.fix)
