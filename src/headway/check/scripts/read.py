@@ -10,6 +10,7 @@ from headway.check.scripts import docker, python, shell
 from headway.check.scripts.material import Fault, Script, gather
 from headway.check.scripts.python import Beside
 from headway.config.deepspeed_check import judge_json
+from headway.config.deepspeed_models import installed_release
 from headway.errors import ConfigError, Problem
 
 
@@ -63,7 +64,11 @@ def _of_deepspeed(script: Script) -> Iterator[Fault]:
     if not any(f'"{key}"' in script.text for key in _KEYS):
         return
     try:
-        problems = judge_json(script.text, script.path.name).problems
+        release = installed_release()
+    except ConfigError:  # no DeepSpeed here: there is no schema to hold it to
+        return
+    try:
+        problems = judge_json(script.text, script.path.name, release).problems
     except ConfigError as error:
         problems = list(error.problems) or [Problem("", str(error).partition("\n")[0], fix=error.fix)]
     for problem in problems:
