@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -205,3 +206,12 @@ def test_a_plan_looks_at_the_text_that_was_not_built_yet(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "red: text: byte 0xff at offset 8 is not utf-8 text" in out
     assert "\nnext" not in out
+
+
+def test_closed_output_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["show"]) == 0
+    assert main(["show", "nothing"]) == 2
+    for stream in (sys.stdout, sys.stderr):
+        stream.close()

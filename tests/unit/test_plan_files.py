@@ -13,9 +13,7 @@ from headway.plan.explain import (
     explain,
     flatten,
     interval_text,
-    memory_rows,
     note_texts,
-    rejected_rows,
     summary_rows,
 )
 from headway.plan.files import digest_of, read_plan, write_plan
@@ -108,21 +106,7 @@ def test_the_summary_says_what_how_and_why() -> None:
     assert all(value for value, _ in rows.values())
 
 
-def test_memory_rows_end_with_the_sum() -> None:
-    plan = plan_of(EXAMPLE, A100_8, vocab=32000)
-    rows = memory_rows(plan)
-    assert [row[0] for row in rows] == [item.name for item in plan.memory.items] + ["together"]
-    assert rows[-1][2] == "2.00 GiB"
-
-
-def test_rejected_strategies_are_rows() -> None:
-    large = EXAMPLE | {
-        "model": {"config": {"arch": "llama", "hidden": 4096, "layers": 32, "heads": 32}, "tokenizer": {"train": "32k"}}
-    }
-    rows = rejected_rows(plan_of(large, A100_8, vocab=32000))
-    assert rows[0][0] == "ddp"
-    assert "of 72.0 GiB; " in rows[0][1]
-    assert rejected_rows(plan_of(SMALL, LAPTOP)) == []
+def test_a_small_plan_has_no_notes() -> None:
     assert note_texts(plan_of(SMALL, LAPTOP)) == []
 
 

@@ -123,7 +123,12 @@ def _say(message: str, error: BaseException, code: int) -> int:
 
 
 def _keep_output_printable() -> None:
-    """A terminal without UTF-8 shows escapes in place of letters that it lacks, rather than failing."""
+    """A terminal without UTF-8 shows escapes in place of letters that it lacks, rather than failing.
+
+    A daemon may start us with its output closed: Python then has no stream at all.
+    """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")

@@ -146,25 +146,6 @@ def interval_text(interval: IntervalPlan) -> str:
     return f"every {format_seconds(interval.seconds)}" if interval.seconds is not None else "never"
 
 
-def memory_rows(plan: Plan) -> list[Row]:
-    """(item, on the device, on the host) of one process, and their sum."""
-    rows = [(i.name, format_bytes(i.device_bytes), _or_blank(i.host_bytes)) for i in plan.memory.items]
-    return [*rows, ("together", format_bytes(plan.memory.device_bytes), _or_blank(plan.memory.host_bytes))]
-
-
-def _or_blank(count: int) -> str:
-    return format_bytes(count) if count else ""
-
-
-def rejected_rows(plan: Plan) -> list[tuple[str, str]]:
-    """(strategy, why not), in the order in which they were tried."""
-    return [
-        (key.removeprefix(REJECTED), reason.partition(": ")[2])
-        for key, reason in plan.reasons.items()
-        if key.startswith(REJECTED)
-    ]
-
-
 def reason_rows(plan: Plan) -> list[Row]:
     """(plan path, value, reason) of everything that was derived."""
     values = dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))
