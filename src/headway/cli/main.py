@@ -17,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from headway.cli.parser import parse
 from headway.errors import EXIT_OK, HeadwayError, Stopped
@@ -127,11 +128,14 @@ def _keep_output_printable() -> None:
 
     A daemon may start us with its output closed: Python then has no stream at all.
     """
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
-    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
 
 
 def _write_traceback(error: Exception, options: Namespace | None, arguments: list[str]) -> str:
