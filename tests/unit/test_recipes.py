@@ -51,7 +51,8 @@ def test_every_recipe_has_a_plan_that_fits_its_machine(
     monkeypatch.chdir(place)
     # Two published DeepSpeed files ask for fp16, which no CPU trains: the one word that they need there.
     overrides = ["train.precision=fp32"] if cluster.device == "cpu" and recipe.stem.endswith("-json") else []
-    plan = preparing.planned(recipe, overrides, build=False).plan
+    loaded = preparing.load(recipe, overrides)
+    plan = preparing.plan_run(loaded, preparing.look_at_data(loaded))
     assert plan.launch.device == cluster.device
     assert plan.launch.processes <= cluster.devices_per_host
     assert used_bytes(plan.memory, plan.cluster) <= plan.memory.device_limit_bytes
@@ -78,7 +79,8 @@ def test_recipes_of_pretrained_models_say_what_they_are(place: Path, monkeypatch
     monkeypatch.setattr(preparing, "probe_cluster", lambda device: LAPTOP)
     monkeypatch.chdir(place)
     names = ("smollm2-sft-lora", "smollm2-sft-full", "minilm-classification")
-    plans = [preparing.planned(Path("recipes") / f"{name}.yaml", (), build=False).plan for name in names]
+    runs = [preparing.load(Path("recipes") / f"{name}.yaml", ()) for name in names]
+    plans = [preparing.plan_run(run, preparing.look_at_data(run)) for run in runs]
     lora, full, classifier = plans
     assert lora.adapter is not None
     assert lora.shape.trainable_parameters == 4_884_480  # 16 x (in + out) of the seven layers of 30 blocks
