@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -132,10 +133,13 @@ def _verdict(result: Result) -> str:
 # --- the documents ---------------------------------------------------------------------------------------------------
 
 
-def dated() -> str:
+def dated(results: list[Result]) -> str:
+    """The day, the machine, the versions, and by which sources of Headway so many rows were certified."""
     machine = describe()
-    found = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return f"{date.today():%Y-%m-%d}, {machine['cores']} cores of {machine['cpu']}; {found}"
+    found = ", ".join(f"{name} {number}" for name, number in _others(versions()).items())
+    rows = Counter(result["versions"]["headway"] for result in results)
+    sources = ", ".join(f"{number} ({count} rows)" for number, count in rows.most_common())
+    return f"{date.today():%Y-%m-%d}, {machine['cores']} cores of {machine['cpu']}; {found}; headway {sources}"
 
 
 def matrix_table(results: list[Result]) -> list[str]:
@@ -203,7 +207,7 @@ def matrix_document(matrix: list[Result], alarms: list[Result]) -> str:
     lines = [
         "# The certify matrix",
         "",
-        f"Made by `make certify-matrix` on {dated()}.",
+        f"Made by `make certify-matrix` on {dated([*matrix, *alarms])}.",
         *_scope(len(matrix), len(alarms)),
         "What each claim means: [certify.md](certify.md). `+` proven, `!` failed, `-` not proven (no second process).",
         "",
@@ -252,7 +256,7 @@ def _refused_text() -> str:
 
 def fault_table(results: list[Result]) -> list[str]:
     lines = [
-        f"Measured on {dated()}.",
+        f"Measured on {dated(results)}.",
         "",
         "| planted fault | plan | claim | measured | bound |",
         "|---|---|---|---|---|",
