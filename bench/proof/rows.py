@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,6 +178,25 @@ def recomputing(lab: Lab) -> str:
     return _close(run, plain, lab) + f"; peak {peaks[0]:.2f} instead of {peaks[1]:.2f} GiB"
 
 
+def qlora(lab: Lab) -> str:
+    """Beside the exported base run: the same adapter over a base in 4 bits and over one in 16, memory and losses."""
+    if not lab.scale.on_gpu:
+        raise NotHere("no GPU; the tests hold it to transformers and PEFT on a CPU")
+    if importlib.util.find_spec("bitsandbytes") is None or importlib.util.find_spec("peft") is None:
+        raise NotHere("bitsandbytes or peft is not installed: pip install 'headway[qlora]'")
+    whole = base(lab)
+    shared = {"model": str(whole.path / "export"), "strategy": whole.plan.strategy.label, "export": {"at_end": True}}
+    runs = [lab.run(kind, adapter={"kind": kind}, **shared) for kind in ("qlora", "lora")]
+    event = runs[0].event("export")
+    if not event.get("verified"):
+        raise NotSo(f"the export was not verified: {event}")
+    apart = abs(runs[0].losses[STEPS] - runs[1].losses[STEPS])
+    if apart > 4 * lab.scale.close:
+        raise NotSo(f"the last loss differs from LoRA's by {apart:.3g}")
+    held, plain = (run.metrics[STEPS]["memory_bytes"] / GIB for run in runs)
+    return f"last loss within {apart:.2g} of LoRA's; {held:.2f} instead of {plain:.2f} GiB; export verified"
+
+
 ROWS = (
     Row("training", training),
     Row("export, verified", exported),
@@ -193,6 +213,7 @@ ROWS = (
     Row("parameter offload", parameters_offload),
     Row("fp16", fp16),
     Row("activation checkpointing", recomputing),
+    Row("QLoRA", qlora),
 )
 
 

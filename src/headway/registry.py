@@ -22,6 +22,12 @@ class Row:
     implementation: str
     extra: str = ""
     package: str = ""  # the importable name that the extra brings
+    further: tuple[str, ...] = ()  # and others
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Every importable name that the row needs."""
+        return (self.package, *self.further) if self.package else ()
 
 
 TABLE: dict[tuple[str, str], Row] = {
@@ -32,6 +38,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("task", "preference"): Row("headway.task.preference:Preference"),
     ("task", "classification"): Row("headway.task.classification:classification"),
     ("adapter", "lora"): Row("headway.model.adapter:LoraSource", "lora", "peft"),
+    ("adapter", "qlora"): Row("headway.model.quantized:QloraSource", "qlora", "bitsandbytes", ("peft",)),
     ("data", "text"): Row("headway.data.sources:TextFiles"),
     ("data", "jsonl"): Row("headway.data.sources:JsonLines"),
     ("data", "csv"): Row("headway.data.sources:Csv"),
@@ -76,23 +83,24 @@ def resolve(room: str, kind: str) -> Any:
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(kinds(room))}"
         rule = f"is not a known kind of {room}; {hint}"
         raise ConfigError(problems=[Problem(f"{room}.kind", rule, kind, "or name your own as package.module:Class")])
-    if row is not None and row.package:
+    for package in row.packages if row is not None else ():
         try:
-            importlib.import_module(row.package)
+            importlib.import_module(package)
         except ImportError as error:
-            raise _missing(room, kind, row) from error
+            raise _missing(room, kind, row, package) from error
     return load_object(row.implementation if row else kind, f"{room}.kind")
 
 
 def require_extra(room: str, kind: str) -> None:
     """Raises MissingExtra where the row's optional package is not installed; imports nothing."""
     row = TABLE.get((room, kind))
-    if row is not None and row.package and importlib.util.find_spec(row.package) is None:
-        raise _missing(room, kind, row)
+    for package in row.packages if row is not None else ():
+        if importlib.util.find_spec(package) is None:
+            raise _missing(room, kind, row, package)
 
 
-def _missing(room: str, kind: str, row: Row) -> MissingExtra:
-    return MissingExtra(row.package, row.extra, f"{room} kind {kind!r}")
+def _missing(room: str, kind: str, row: Row | None, package: str) -> MissingExtra:
+    return MissingExtra(package, row.extra if row else "", f"{room} kind {kind!r}")
 
 
 def load_object(path: str, key: str) -> Any:

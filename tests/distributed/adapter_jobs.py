@@ -10,7 +10,7 @@ from headway.plan.schema import Plan
 from headway.task.seam import Task
 from headway.train.census import census_of
 from headway.train.context import leave
-from tests.distributed.engine_jobs import Reader, gathered_state, micro_batches, prepare
+from tests.distributed.engine_jobs import Reader, gathered_state, micro_batches, prepare, train_and_report
 
 
 def straight_and_resumed(plan: Plan, steps: int, at: int) -> dict[str, Any]:
@@ -38,6 +38,12 @@ def straight_and_resumed(plan: Plan, steps: int, at: int) -> dict[str, Any]:
         "stored": sorted({name for name, _ in state}),
         "census": census,
     }
+
+
+def curves_and_resumed(plans: list[Plan], steps: int, resumed: Plan) -> dict[str, Any]:
+    """A report a plan, and what `straight_and_resumed` finds of the last, in one process group."""
+    reports = [train_and_report(plan, steps) for plan in plans]
+    return {"reports": reports, **straight_and_resumed(resumed, 4, 2)}
 
 
 def prepare_anew(plan: Plan) -> tuple[Engine, Task]:

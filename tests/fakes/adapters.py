@@ -42,6 +42,14 @@ def lora_plan(folder: Path, arch: str = "llama", targets: Sequence[str] | str = 
     return plan.model_copy(update={"adapter": adapter, "shape": shape})
 
 
+def qlora_plan(folder: Path, arch: str = "llama", *, kind: str = "nf4", double: bool = True, **changes: Any) -> Plan:
+    """The same beside a base in 4 bits. A run file would be refused on a CPU; bitsandbytes computes it there."""
+    plan = lora_plan(folder, arch, **changes)
+    held = {"kind": "qlora", "quantization": kind, "double_quantization": double}
+    adapter = plan.adapter and plan.adapter.model_copy(update=held)
+    return plan.model_copy(update={"adapter": adapter})
+
+
 def adapted(source: LoraSource, *, trained: bool = True) -> Any:
     """The filled model on the host, in evaluation mode; `trained`: B is not zero any more."""
     model: Any = source.build()

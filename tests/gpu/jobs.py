@@ -46,7 +46,7 @@ def _run(answer: Any, job: Callable[..., Any], arguments: tuple[Any, ...]) -> No
     os._exit(0)
 
 
-def _plan(device: str, strategy: str, precision: str, attention: str = "sdpa") -> Any:
+def _plan(device: str, strategy: str, precision: str, attention: str = "sdpa", **changes: Any) -> Any:
     from tests.distributed.plans import CONFIG, tiny_plan
 
     return tiny_plan(
@@ -55,7 +55,43 @@ def _plan(device: str, strategy: str, precision: str, attention: str = "sdpa") -
         model={"config": CONFIG | MODEL, "attention": attention},
         numerics={"precision": precision},
         launch={"device": device, "backend": "nccl" if device == "cuda" else "gloo"},
+        **changes,
     )
+
+
+def held_plan(device: str, strategy: str, precision: str) -> Any:
+    """An adapter beside a base in 4 bits."""
+    from tests.distributed.plans import LORA
+
+    held = {"kind": "qlora", "quantization": "nf4", "double_quantization": True}
+    return _plan(device, strategy, precision, adapter=LORA | held, optimizer={"eps": 1e-5})
+
+
+def held_curve(device: str, strategy: str, precision: str) -> dict[str, list[float]]:
+    """As `curve`, of QLoRA."""
+    from tests.distributed.engine_jobs import train_and_report
+
+    report = train_and_report(held_plan(device, strategy, precision), 3)
+    return {"losses": report["losses"], "norms": report["norms"]}
+
+
+def held_weights(device: str, precision: str) -> dict[str, list[float]]:
+    """The first values of each layer as they come back from 4 bits, by name, and its largest difference of any."""
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+
+    from headway.model.quantized import QloraSource, held_layers
+    from headway.parallel.building import build_filled
+
+    source = QloraSource(held_plan(device, "single", precision))
+    model = build_filled(source, torch.device(device))
+    found: dict[str, list[float]] = {}
+    for name, layer in held_layers(model).items():
+        weight = dict(source.base.values(name, source.base.skeleton.get_submodule(name)))["weight"]
+        back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float().cpu()
+        share = float((back - weight).abs().max() / weight.abs().max())
+        found[name] = [share, *back.flatten()[:64].tolist()]
+    return found
 
 
 def curve(device: str, strategy: str, precision: str, attention: str = "sdpa") -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from headway.facts.cluster import probe_cluster
-from tests.gpu.jobs import curve, fused_and_plain_adamw, in_fresh_process, packed_logits
+from tests.gpu.jobs import curve, fused_and_plain_adamw, held_curve, held_weights, in_fresh_process, packed_logits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -45,6 +45,27 @@ def test_bf16_engines_take_the_steps_of_fp32(strategy: str) -> None:
         assert abs(mine - other) <= BF16_LOSS
     for mine, other in zip(found["norms"], exact["norms"], strict=True):
         assert math.isclose(mine, other, rel_tol=BF16_NORM)
+
+
+@pytest.mark.parametrize("strategy", ["single", "zero-1", "zero-2", "zero-2-offload"])
+def test_qlora_takes_the_steps_of_fp32(strategy: str) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
+    exact = in_fresh_process(held_curve, "cuda", "single", "fp32")
+    found = in_fresh_process(held_curve, "cuda", strategy, "bf16")
+    for mine, other in zip(found["losses"], exact["losses"], strict=True):
+        assert abs(mine - other) <= BF16_LOSS
+
+
+def test_a_gpu_quantises_as_a_cpu_does() -> None:
+    """Which the tests hold to transformers' own 4-bit model: scales and values agree but for a rounding in bf16."""
+    pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
+    there, here = in_fresh_process(held_weights, "cuda", "bf16"), in_fresh_process(held_weights, "cpu", "bf16")
+    assert there.keys() == here.keys()
+    for name, (share, *values) in there.items():
+        assert share < 0.16, name  # half of NF4's widest gap, 0.304 of a block's largest
+        scale = max(map(abs, values))
+        moved = [abs(a - b) > 0.01 * scale for a, b in zip(values, here[name][1:], strict=True)]
+        assert sum(moved) <= 2, name  # a value that lies between two may go either way
 
 
 @pytest.mark.parametrize("attention", ["flash", "flex"])

@@ -52,7 +52,7 @@ CASES = [
     (["model={from: ./x}", "adapter={kind: lora, targets: []}"], "adapter.targets", "names no layer"),
     (["adapter={kind: dora}"], "adapter.kind", "must be 'lora'"),
     (["data.train=[{path: a.jsonl}, {path: b.jsonl, txt_key: t}]"], "data.more[0].txt_key", "did you mean 'text_key'?"),
-    (["adapter=qlora", "model={from: ./x}"], "adapter.kind", "is for GPUs only"),
+    (["adapter={quantization: fp4}", "model={from: ./x}"], "adapter.quantization", "no effect with kind: lora"),
     (["task=casual_lm"], "task.kind", "must be one of"),
     (["task.loss_on=all"], "task.loss_on", "no effect with task: causal_lm"),
     (["task.loss_on=user"], "task.loss_on", "must be 'assistant' or 'all'"),

@@ -16,7 +16,7 @@ from fakes.adapters import ALPHA, RANK, adapted, lora_plan, pretrained
 from fakes.models import SEQUENCE, config_of, window
 from headway.data.seam import IGNORE
 from headway.errors import ExportError, ModelError
-from headway.facts.adapters import adapter_shape, chosen_layers, with_adapter
+from headway.facts.adapters import adapter_shape, with_adapter
 from headway.facts.shape import shape_of
 from headway.model.adapter import LoraSource
 from headway.model.identity import require_base, weights_identity
@@ -181,7 +181,7 @@ def test_the_planner_counts_what_is_built(arch: str, targets: list[str] | str) -
     shape = with_adapter(shape_of(config), config, RANK, targets)
     read = read_config(config)
     skeleton = build_skeleton(model_class(read), read)
-    built = adapter_shape(chosen_layers(linear_layers(skeleton), targets), RANK)
+    built = adapter_shape(linear_layers(skeleton), targets, RANK)
     assert shape.adapter == built
     assert shape.trainable_parameters == built.parameters
     assert shape.parameters == shape_of(config).parameters + built.parameters

@@ -210,6 +210,13 @@ def test_a_known_model_needs_no_folder() -> None:
         look_ahead(Inquiry(model="lama-3.1-8b", on="8xH100"))
 
 
+def test_no_family_is_offered_that_would_have_to_partition_a_base_in_4_bits() -> None:
+    plan, found = look_ahead(Inquiry(model="llama-3.1-70b", on="1xA100-80GB", overrides=("adapter=qlora",)))
+    assert plan.plan.strategy.kind == "single"
+    assert found is not None
+    assert not any("zero-3" in candidate.family for candidate in found.candidates)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

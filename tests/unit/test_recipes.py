@@ -9,8 +9,10 @@ import pytest
 from fakes.plans import A100_8, LAPTOP, facts_of
 from fakes.recipes import ROOT, lay_out
 from headway.api import preparing
+from headway.api.outlooks import Inquiry, look_ahead
 from headway.check.checks import run_checks
 from headway.config.load import load_run
+from headway.errors import PlanError
 from headway.facts.schema import ClusterFacts
 from headway.plan.make import make_plan
 from headway.plan.memory import used_bytes
@@ -49,6 +51,12 @@ def test_every_recipe_has_a_plan_that_fits_its_machine(
         pytest.skip("asks for two processes")
     monkeypatch.setattr(preparing, "probe_cluster", lambda device: cluster)
     monkeypatch.chdir(place)
+    if recipe.stem == "sft-qlora":
+        monkeypatch.setattr(preparing, "require_extra", lambda room, kind: None)  # planned with and without it
+        if cluster.device == "cpu":
+            with pytest.raises(PlanError, match="is for GPUs only"):
+                preparing.plan_run((loaded := preparing.load(recipe, ())), preparing.look_at_data(loaded))
+            return
     # Two published DeepSpeed files ask for fp16, which no CPU trains: the one word that they need there.
     overrides = ["train.precision=fp32"] if cluster.device == "cpu" and recipe.stem.endswith("-json") else []
     loaded = preparing.load(recipe, overrides)
@@ -90,3 +98,17 @@ def test_recipes_of_pretrained_models_say_what_they_are(place: Path, monkeypatch
     assert classifier.model.fresh_head
     assert {plan.strategy.label for plan in plans} == {"zero-2"}
     assert all(run_checks(plan, None, place).ok for plan in plans)
+
+
+def test_a_recipe_for_a_gpu_is_planned_for_one_elsewhere_without_its_packages(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(room: str, kind: str) -> None:
+        raise AssertionError(f"{room} {kind} must be installed on the other machine, not here")
+
+    monkeypatch.setattr(preparing, "require_extra", refuse)
+    monkeypatch.chdir(place)
+    planned, found = look_ahead(Inquiry(file=Path("recipes/sft-qlora.yaml"), on="1xA100-80GB"))
+    assert planned.plan.adapter is not None
+    assert planned.plan.adapter.quantization == "nf4"
+    assert found is not None

@@ -25,6 +25,8 @@ PLANNED = {
     "model.config.vocab": "shape.vocab",
     "model.config.max_sequence": "shape.max_sequence",
     "adapter.alpha": "adapter.alpha",
+    "adapter.quantization": "adapter.quantization",
+    "adapter.double_quantization": "adapter.double_quantization",
     "train.global_batch": "batch.global_sequences",
     "train.micro_batch": "batch.micro_batch",
     "train.accumulation": "batch.accumulation",

@@ -131,7 +131,7 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
     if inquiry.file is not None:
         loaded = load_run(inquiry.file, [*inquiry.overrides, *elsewhere])
         data = preparing.look_at_data(loaded)
-        return loaded, preparing.gather_facts(loaded, data, cluster)
+        return loaded, preparing.gather_facts(loaded, data, cluster, here=inquiry.on is None)
     if inquiry.model is None:
         raise PlanError("there is nothing to plan", fix="name a run file, or a model: --model PATH_or_config.json")
     config = model_config(inquiry.model)

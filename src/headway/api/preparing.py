@@ -127,8 +127,13 @@ def gather_facts(
     cluster: ClusterFacts,
     name: str | None = None,
     brought: Brought | None = None,
+    *,
+    here: bool = True,
 ) -> AllFacts:
-    """Everything that the plan follows from, for the machine `cluster`."""
+    """Everything that the plan follows from, for the machine `cluster`.
+
+    here: that is this machine, so what the run imports must be installed.
+    """
     brought = brought or Brought()
     config = loaded.config
     task = config.task.kind
@@ -138,12 +143,11 @@ def gather_facts(
         model_config = _with_special_tokens(model_config, Path(data.tokenizer))
     if task == "classification":
         model_config, fresh_head = _with_labels(origin, model_config, data)
-    for tracker in plan_trackers(config.track):
-        require_extra("track", tracker.kind)
+    if here:
+        _require_extras(config, cluster)
     code = find_code(_own_names(config), loaded.base)
     shape, base = brought.shape or _shape(config, model_config, data, code), ""
     if config.adapter is not None:
-        require_extra("adapter", config.adapter.kind)
         shape = with_adapter(shape, model_config, config.adapter.rank, config.adapter.targets)
     if (config.adapter is not None or task == "preference") and origin.path:
         base = weights_identity(origin.path, _cache(config))
@@ -160,6 +164,14 @@ def gather_facts(
         fresh_head=fresh_head,
         code=(*code, *brought.code),
     )
+
+
+def _require_extras(config: RunConfig, cluster: ClusterFacts) -> None:
+    """Raises MissingExtra. On a CPU the plan refuses qlora itself, whatever is installed."""
+    for tracker in plan_trackers(config.track):
+        require_extra("track", tracker.kind)
+    if config.adapter is not None and (config.adapter.kind == "lora" or cluster.device == "cuda"):
+        require_extra("adapter", config.adapter.kind)
 
 
 def _own_names(config: RunConfig) -> list[Named]:

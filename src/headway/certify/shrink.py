@@ -52,6 +52,8 @@ def shrink(plan: Plan, processes: int) -> Small:
     adapter = plan.adapter and _small_adapter(plan.adapter)
     if adapter is not None:
         said.append(f"an adapter of rank {adapter.rank}, without dropout, but in the runs of claim 4")
+        if plan.adapter and plan.adapter.quantization:
+            said.append("LoRA in place of QLoRA, beside a base in the training precision: the 4-bit base is unproven")
         shape = with_adapter(shape, model.config, adapter.rank, adapter.targets)
     if processes < plan.launch.processes:
         ranks = "one process" if processes == 1 else f"{processes} processes"
@@ -100,8 +102,9 @@ def shrink(plan: Plan, processes: int) -> Small:
 
 
 def _small_adapter(adapter: AdapterPlan) -> AdapterPlan:
-    """Beside weights that follow from the seed."""
-    return adapter.model_copy(update={"rank": min(adapter.rank, _RANK), "dropout": 0.0, "base": ""})
+    """Beside weights that follow from the seed, none of them in 4 bits: plain PyTorch has no such product."""
+    unquantised = {"kind": "lora", "quantization": None, "double_quantization": False}
+    return adapter.model_copy(update={"rank": min(adapter.rank, _RANK), "dropout": 0.0, "base": "", **unquantised})
 
 
 def _schedule(plan: Plan, sequences: int) -> SchedulePlan:

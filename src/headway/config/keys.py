@@ -72,6 +72,10 @@ ELSEWHERE = {
     "lora_alpha": "adapter.alpha",
     "lora_dropout": "adapter.dropout",
     "lora_target_modules": "adapter.targets",
+    "qlora": "adapter.kind",
+    "load_in_4bit": "adapter.kind",
+    "bnb_4bit_quant_type": "adapter.quantization",
+    "bnb_4bit_use_double_quant": "adapter.double_quantization",
     "target_modules": "adapter.targets",
     "peft": "adapter",
 }

@@ -168,10 +168,11 @@ def _smoothing(task: TaskConfig) -> Iterator[Problem]:
 def _adapter(adapter: AdapterConfig | None, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
     if adapter is None:
         return
-    if adapter.kind == "qlora":
-        rule = "is for GPUs only (a base in 4 bits needs their kernels), and is not offered before it has run on one"
-        fix = "write kind: lora; in bf16 its frozen base takes 2 bytes a parameter, under zero-3 shared by all ranks"
-        yield Problem("adapter.kind", rule, "qlora", fix)
+    if adapter.kind != "qlora":
+        for key in ("quantization", "double_quantization"):
+            if getattr(adapter, key) is not None:
+                fix = "remove it, or write kind: qlora"
+                yield Problem(f"adapter.{key}", "has no effect with kind: lora", getattr(adapter, key), fix)
     if model.from_ is None and (model.config or model.factory):
         fix = "write model: {from: FOLDER}, or remove adapter to train all weights"
         yield Problem("adapter", "needs a pretrained model of the transformers library", fix=fix)

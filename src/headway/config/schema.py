@@ -182,7 +182,7 @@ class AdapterConfig(Section):
 
     kind: Literal["lora", "qlora"] = Field(
         default="lora",
-        description="lora (through PEFT; the extra `lora`). qlora, a base in 4 bits, is for GPUs: refused so far.",
+        description="lora (through PEFT; extra `lora`), or qlora: beside a base in 4 bits, on GPUs (extra `qlora`).",
     )
     rank: Positive = Field(default=16, description="Inner width of each pair of matrices.")
     alpha: Above | Auto = Field(default="auto", description="The pair's product counts alpha / rank; auto: 2 x rank.")
@@ -191,6 +191,12 @@ class AdapterConfig(Section):
         default="all-linear",
         description="Linear layers that get a pair, by the end of their names; all-linear: all but the output head.",
         examples=[["q_proj", "v_proj"]],
+    )
+    quantization: Literal["nf4", "fp4"] | None = Field(
+        default=None, description="Of qlora: how 16 values stand for the base's weights; null: nf4."
+    )
+    double_quantization: bool | None = Field(
+        default=None, description="Of qlora: the scales of each 64 weights in 8 bits; null or true; false: in fp32."
     )
 
 

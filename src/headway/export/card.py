@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.model.adapter import base_name
-from headway.plan.schema import Plan
+from headway.plan.schema import AdapterPlan, Plan
 from headway.units import format_count
 
 
@@ -43,6 +43,7 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
     if adapter:
         library = ["library_name: peft", f"base_model: {base}"]
     labelled = plan.task.kind == "classification"
+    use = _use(base, plan) if adapter else _USE_OWN if own else _use_whole(labelled=labelled)
     pipeline = [f"pipeline_tag: text-{'classification' if labelled else 'generation'}"]
     front = ["---", *library, *([] if own else pipeline), "tags:", "- headway", "---"]
     head = f"{_what(plan, adapter=adapter)} with Headway."
@@ -51,7 +52,7 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
         f"# {plan.name}",
         head,
         verdict,
-        f"## Use\n\n```python\n{_use(base) if adapter else _USE_OWN if own else _use_whole(labelled=labelled)}```",
+        f"## Use\n\n```python\n{use}```",
         "## Held-out figures\n\n" + _table({k: f"{v:.4f}" for k, v in provenance.evaluation.items()}, "none"),
         "## Training\n\n" + _table(_training(provenance), ""),
         "## Record\n\n" + _table(_origin(provenance), ""),
@@ -78,12 +79,32 @@ model = load()
 """
 
 
-def _use(base: str | None) -> str:
+def _use(base: str | None, plan: Plan) -> str:
+    if plan.adapter is not None and plan.adapter.quantization:
+        return _use_quantised(base, plan.adapter, plan.numerics.precision)
     return f"""from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "PATH")
+"""
+
+
+def _use_quantised(base: str | None, adapter: AdapterPlan, precision: str) -> str:
+    dtype = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
+    return f"""import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+held = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="{adapter.quantization}",
+    bnb_4bit_use_double_quant={adapter.double_quantization},
+    bnb_4bit_compute_dtype={dtype},
+)
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+base = AutoModelForCausalLM.from_pretrained("{base}", quantization_config=held, dtype={dtype})
+model = PeftModel.from_pretrained(base, "PATH")
 """
 
 
@@ -93,6 +114,8 @@ def _what(plan: Plan, *, adapter: bool) -> str:
         return f"A {plan.shape.arch} model of {format_count(plan.shape.parameters)} parameters, {origin}"
     pairs, rank = format_count(plan.shape.adapter.parameters), plan.adapter.rank
     what = f"A LoRA adapter of {pairs} parameters (rank {rank})"
+    if plan.adapter.quantization:
+        what = f"A QLoRA adapter of {pairs} parameters (rank {rank}, beside a base in {plan.adapter.quantization})"
     if adapter:
         base = f"`{plan.model.path}` (safetensors' hash {plan.adapter.base[:16]})"
         return f"{what} for the {plan.shape.arch} model {base}, trained"

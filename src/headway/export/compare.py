@@ -27,6 +27,7 @@ from headway.export.verify import (
     coarsest,
     model_logits,
     probe_ids,
+    quantised_logits,
     verify_export,
 )
 from headway.model.source import source_of
@@ -48,8 +49,9 @@ def comparison(plan: Plan, task: Task) -> Comparison:
     """How this plan's model is compared with its folder."""
     if ":" not in plan.model.kind:
         ids = probe_ids(plan)
+        held = plan.adapter is not None and plan.adapter.quantization is not None
         return Comparison(
-            lambda model: model_logits(model, ids),
+            lambda model: quantised_logits(model, ids, plan) if held else model_logits(model, ids),
             lambda folder, reference, provenance: verify_export(folder, ids, reference, provenance),
         )
     return Comparison(

@@ -20,7 +20,9 @@ from headway.export.folder import ADAPTER, CARD, DTYPES, RECORD, is_adapter, rea
 from headway.export.tokenizer import load_tokenizer
 from headway.model.adapter import PREFIX
 from headway.model.huggingface import HuggingFaceSource
+from headway.model.quantized import QloraSource, hold_in_4_bits, quantizer_of
 from headway.model.skeleton import AUTO_CLASSES
+from headway.parallel.collectives import world
 from headway.plan.schema import Plan
 
 # Largest difference of a logit that rounding explains, as a share of the largest logit (at least 1), and why.
@@ -86,6 +88,18 @@ def model_logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return logits.float().cpu()
 
 
+def quantised_logits(model: nn.Module, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """fp32 [2, rows, length, entries]: of a model beside a base in 4 bits, and of the same beside its own weights.
+
+    The second needs no rank but the first, which reads the base once more; the others give the first twice.
+    """
+    held = model_logits(model, ids)
+    if world()[0] != 0:
+        return torch.stack([held, held])
+    with QloraSource(plan).whole_base(model):
+        return torch.stack([held, model_logits(model, ids)])
+
+
 def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
     """Load the folder in plain transformers, compare it with the engine, and write the verdict into record and card.
 
@@ -95,13 +109,15 @@ def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, prov
 
     Args:
         ids: int64 [rows, length].
-        reference: fp32 [rows, length, entries], the engine's logits for them (`model_logits`).
+        reference: fp32 [rows, length, entries], the engine's logits for them (`model_logits`); or two of them, [2,
+            rows, length, entries], beside the base in 4 bits and beside its own weights (`quantised_logits`).
     """
     check = _verified(folder, ids, reference, provenance)
     if not (folder / ADAPTER / RECORD).is_file():
         return check
     within = _verified(folder / ADAPTER, ids, reference, provenance)
-    return max(check, within, key=lambda one: (not one.verified, one.max_difference))
+    worse = max(check, within, key=lambda one: (not one.verified, one.max_difference))
+    return replace(worse, remarks=tuple(dict.fromkeys((*check.remarks, *within.remarks))))
 
 
 def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenance: Provenance) -> ExportCheck:
@@ -110,9 +126,10 @@ def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenan
     try:
         with without_bars():
             loaded = load(folder, provenance.plan, record)
-        check = _compare(loaded, ids, reference, provenance.plan)
+        wanted, apart = _wanted(folder, reference)
+        check = _compare(loaded, ids, wanted, provenance.plan)
         remark = load_tokenizer(folder)[1] if provenance.plan.data.tokenizer else ""
-        check = replace(check, remarks=(remark,) if remark else ())
+        check = replace(check, remarks=tuple(text for text in (remark, apart) if text))
     except Exception as error:  # whatever transformers, safetensors or torch say of a bad folder
         nothing = Census(len(record["tensors"]))
         check = ExportCheck(False, math.inf, 0.0, f"it cannot be loaded: {' '.join(str(error).split())}", nothing)
@@ -121,6 +138,22 @@ def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenan
     card = render_card(provenance, check.sentence(), adapter=is_adapter(folder))
     (folder / CARD).write_text(card, encoding="utf-8")
     return check
+
+
+def _wanted(folder: Path, reference: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """What the folder's logits must be; of a merged model whose base was trained beside in 4 bits, how far it moved.
+
+    Its adapter was merged into the base's own weights: they compute what the training computed but for the rounding.
+    """
+    if reference.dim() == 3:
+        return reference, ""
+    held, whole = reference
+    if is_adapter(folder):
+        return held, ""
+    moved, largest = float((whole - held).abs().max()), float(held.abs().max())
+    said = "the adapter was trained beside a base in 4 bits and is merged into the unquantised one: logits differ "
+    said += f"from those of the training by up to {moved:.2g} (the largest is {largest:.2g}); the trained model itself "
+    return whole, said + "is the adapter over the 4-bit base"
 
 
 @dataclass(frozen=True)
@@ -144,10 +177,17 @@ def _alone(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
 def _with_adapter(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
     from peft import PeftModel, get_peft_model_state_dict
 
-    loaded: Any = PeftModel.from_pretrained(_base(plan), str(folder))
+    base, beside = _base(plan), "its base model"
+    if plan.adapter is not None and plan.adapter.quantization:
+        beside = f"its base model in {plan.adapter.quantization}"
+        on_gpu = plan.launch.device == "cuda" and torch.cuda.is_available()  # quantised where the training did it
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        hold_in_4_bits(base, quantizer_of(plan, torch.float32), device)
+        base.__dict__["is_loaded_in_4bit"] = True  # by which PEFT takes its own 4-bit layer
+    loaded: Any = PeftModel.from_pretrained(base, str(folder))
     stored = get_peft_model_state_dict(loaded)
     census = count({name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}, record["tensors"], ())
-    return _Loaded(loaded.float(), census, "PEFT beside its base model")
+    return _Loaded(loaded.float(), census, f"PEFT beside {beside}")
 
 
 def _base(plan: Plan) -> Any:

@@ -66,14 +66,18 @@ def with_adapter(shape: ModelShape, config: dict[str, Any], rank: int, targets: 
     return shape.model_copy(update=changes | {"largest_layer_parameters": largest})
 
 
-def adapter_shape(layers: Iterable[LinearLayer], rank: int) -> AdapterShape:
-    """A pair of matrices, [rank, inputs] and [outputs, rank], for each layer."""
-    layers = list(layers)
+def adapter_shape(layers: Sequence[LinearLayer], targets: Iterable[str] | str, rank: int) -> AdapterShape:
+    """A pair of matrices, [rank, inputs] and [outputs, rank], for each of the model's `layers` that the targets mean.
+
+    Raises ModelError as `chosen_layers` does.
+    """
+    chosen = chosen_layers(layers, targets)
     return AdapterShape(
-        parameters=sum(rank * (layer.inputs + layer.outputs) for layer in layers),
-        layers=len(layers),
+        parameters=sum(rank * (layer.inputs + layer.outputs) for layer in chosen),
+        layers=len(chosen),
         rank=rank,
-        inputs=sum(layer.inputs for layer in layers),
+        inputs=sum(layer.inputs for layer in chosen),
+        linear_parameters=sum(layer.inputs * layer.outputs for layer in layers),
     )
 
 
@@ -96,4 +100,4 @@ def _counted(config: dict[str, Any], rank: int, targets: Sequence[str] | str) ->
         for number in range(size.layers)
         for name, (inputs, outputs) in block.items()
     ]
-    return adapter_shape(chosen_layers(layers, targets), rank)
+    return adapter_shape(layers, targets, rank)

@@ -34,6 +34,7 @@ class AdapterShape(Facts):
     layers: int  # linear layers that got a pair of matrices
     rank: int
     inputs: int  # input widths of these layers together
+    linear_parameters: int = 0  # weights of every linear layer but the output head: what QLoRA holds in 4 bits
 
     @property
     def token_numbers(self) -> int:

@@ -51,10 +51,13 @@ class LoraSource:
         """The base with PEFT's layers in it, everything but their pairs frozen, nothing initialised."""
         from peft import inject_adapter_in_model
 
-        model = self.base.build()
+        model = self._base_model()
         inject_adapter_in_model(self._config(), model)
         mark_adapted(model)
         return model
+
+    def _base_model(self) -> nn.Module:
+        return self.base.build()
 
     def _config(self) -> Any:
         from peft import LoraConfig

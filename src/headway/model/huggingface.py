@@ -86,7 +86,7 @@ class HuggingFaceSource:
 
         Raises ValueError where a parameter is not whole (partitioned, or still on the meta device).
         """
-        for local, value in self._values(name, module):
+        for local, value in self.values(name, module):
             target = module._parameters.get(local)
             target = module._buffers[local] if target is None else target
             if target is None or target.device.type == "meta" or target.shape != value.shape:
@@ -98,8 +98,8 @@ class HuggingFaceSource:
                 with torch.no_grad():
                     target.copy_(value)
 
-    def _values(self, name: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """(local name, value) of what stands directly in `module`, tied parameters left out."""
+    def values(self, name: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """(local name, value) of what stands directly in `module` (called `name`), tied parameters left out."""
         direct = [local for local, tensor in {**module._parameters, **module._buffers}.items() if tensor is not None]
         if direct and self._pretrained is None:
             yield from self._initialiser.values(name).items()
@@ -119,7 +119,7 @@ class HuggingFaceSource:
         """What `fill` would write, as a saved model holds it: each parameter once, persistent buffers, on the host."""
         saved = saved_tensors(self.skeleton)
         for name, module in self.skeleton.named_modules():
-            for local, value in self._values(name, module):
+            for local, value in self.values(name, module):
                 full = f"{name}.{local}" if name else local
                 if full in saved:
                     yield full, value
@@ -127,12 +127,16 @@ class HuggingFaceSource:
     def prepare_for_training(self, model: nn.Module) -> None:
         """Activation checkpointing (non-reentrant) and torch.compile of the body, where the plan says so."""
         inner: Any = model
-        if self._folder is not None and self._pretrained is not None:
-            self._pretrained.close()
+        self.close()
         if self._plan.numerics.activation_checkpointing:
             enable_checkpointing(inner)
         if self._plan.numerics.compile:
             getattr(inner, inner.base_model_prefix).compile()  # the head chooses its rows: another shape each time
+
+    def close(self) -> None:
+        """Let go of the folder's files; they are opened again when something is read."""
+        if self._folder is not None and self._pretrained is not None:
+            self._pretrained.close()
 
     def save(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]], config_from: nn.Module) -> list[str]:
         """Weights in the plan's export dtype and the configs that plain transformers reads. Returns file names.

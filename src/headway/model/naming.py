@@ -19,6 +19,7 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DDP and DeepSpe
 PAIR = ("lora_A", "lora_B")
 _ADAPTER = "default"  # PEFT's name of the one adapter
 _MARK = "headway_adapted"
+_SHAPE = "headway_shape"
 
 
 def mark_adapted(module: nn.Module) -> None:
@@ -28,6 +29,16 @@ def mark_adapted(module: nn.Module) -> None:
 
 def is_adapted(module: nn.Module) -> bool:
     return bool(module.__dict__.get(_MARK))
+
+
+def mark_held(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Note that the layer holds its weight packed, and what shape it has in the base."""
+    layer.__dict__[_SHAPE] = shape
+
+
+def base_shape(layer: nn.Module) -> tuple[int, ...] | None:
+    """Of a layer that holds its weight in 4 bits, the shape in the base; None of any other."""
+    return layer.__dict__.get(_SHAPE)
 
 
 def plain_name(name: str) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from headway.errors import HeadwayError, ModelError, Problem
-from headway.facts.adapters import ALL_LINEAR, adapter_shape, chosen_layers
+from headway.facts.adapters import ALL_LINEAR, adapter_shape
 from headway.facts.schema import ExpertShape, ModelShape
 from headway.model.own import call_factory, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
             print(shape_of_model(model).model_dump_json())
             return 0
         targets = ALL_LINEAR if asked.targets == [ALL_LINEAR] else asked.targets
-        print(adapter_shape(chosen_layers(linear_layers(model), targets), asked.rank).model_dump_json())
+        print(adapter_shape(linear_layers(model), targets, asked.rank).model_dump_json())
     except HeadwayError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code

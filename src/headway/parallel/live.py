@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from headway.model.naming import base_shape
 from headway.parallel.collectives import world
 from headway.parallel.seam import Engine
 
@@ -36,8 +37,9 @@ def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def settings(engine: Engine) -> dict[str, Any]:
     """The engine's own view of what the plan asked for."""
-    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in engine.module.parameters()})
-    found: dict[str, Any] = {"weights": dtypes, "world": world()[1]}
+    wide = [part for part in engine.module.modules() if base_shape(part) is None]  # not the layers held in 4 bits
+    dtypes = {str(p.dtype).removeprefix("torch.") for part in wide for p in part.parameters(recurse=False)}
+    found: dict[str, Any] = {"weights": sorted(dtypes), "world": world()[1]}
     optimizer = torch_optimizer(engine)
     if optimizer is not None:
         found["optimizer"] = type(optimizer).__name__

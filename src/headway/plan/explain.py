@@ -106,7 +106,9 @@ def _adapter_text(plan: Plan) -> str:
         return "none"
     targets = asked.targets if isinstance(asked.targets, str) else ", ".join(asked.targets)
     dropout = f", dropout {asked.dropout:g}" if asked.dropout else ""
-    return f"{asked.kind}, rank {asked.rank}, alpha {asked.alpha:g}{dropout}, {targets}"
+    double = ", scales in 8 bits" if asked.double_quantization else ""
+    held = f", base in {asked.quantization}{double}" if asked.quantization else ""
+    return f"{asked.kind}, rank {asked.rank}, alpha {asked.alpha:g}{dropout}, {targets}{held}"
 
 
 def _data_text(plan: Plan) -> str:

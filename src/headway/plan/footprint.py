@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headway.plan.constants import MEMORY, MemoryConstants
 from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, norm_bytes
+from headway.plan.quantizing import held_bytes
 from headway.plan.schema import MemoryItem
 from headway.plan.setting import EstimateRequest
 
@@ -146,7 +147,8 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     weight, trained = weight_bytes(request), parts.trained_share
     # FSDP's stage 2 keeps gathered 16-bit copies beside its shards: `_gathered`
     sharded = 3 if request.engine != "fsdp" else 2
-    weights = _spread(request, parts, sharded) * weight
+    held, held_in, whole = held_bytes(request.shape, request.linear_bits)
+    weights = _spread(request, parts, sharded) * weight - held * weight + held_in
     if request.base_bits is not None:
         ends = parts.ends / _shards(request, sharded)
         weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8 + 2 * ends
@@ -171,7 +173,9 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
         items["offload staging"] = _staging(request)
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
-        items["16-bit copies of the weights"] = 2 * parts.total  # autocast casts each weight once a micro batch
+        items["16-bit copies of the weights"] = 2 * (parts.total - held)  # autocast casts each once a micro batch
+    if whole:
+        items["dequantised matrix"] = whole * request.element_bytes
     return items
 
 

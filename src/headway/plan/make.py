@@ -27,6 +27,7 @@ from headway.plan.numerics import (
     plan_tf32,
     with_peak,
 )
+from headway.plan.quantizing import bits_of, refuse_unquantizable
 from headway.plan.schedule import Pace, make_schedule
 from headway.plan.schema import (
     AdapterPlan,
@@ -94,6 +95,8 @@ def make_plan(run: LoadedRun, facts: AllFacts) -> Plan:
     settled = _settle(run, facts, ledger)
     memory = _memory_request(config, facts, settled)
     asked = strategy_of(run, facts.shape.hidden, ledger)
+    refuse_unquantizable(config.adapter, asked, settled.launch.device, ledger)  # a DeepSpeed JSON's stage, too
+    ledger.raise_problems()
     choice = choose_strategy(StrategyRequest(asked, config.train.activation_checkpointing, memory))
     ledger.reasons |= choice.reasons
     try:
@@ -110,6 +113,7 @@ def _settle(run: LoadedRun, facts: AllFacts, ledger: Ledger) -> _Settled:
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
     refuse_strategy(config.strategy, cluster, precision, ledger)
+    refuse_unquantizable(config.adapter, config.strategy, launch.device, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
     if config.task.kind == "classification":
@@ -163,6 +167,7 @@ def _memory_request(config: RunConfig, facts: AllFacts, settled: _Settled) -> Me
         attention=settled.attention,
         global_sequences=settled.pace.global_sequences,
         adapter_dropout=config.adapter is not None and config.adapter.dropout > 0,
+        base_bits=bits_of(config.adapter),
         rows=2 if config.task.kind == "preference" else 1,
         language=config.task.kind != "classification",
         compiled=config.train.compile,
@@ -254,14 +259,19 @@ def _adapter(config: RunConfig, facts: AllFacts, ledger: Ledger) -> AdapterPlan 
     if added is not None:
         share = added.parameters / facts.shape.parameters
         what = f"{format_count(added.parameters)} of {format_count(facts.shape.parameters)} parameters ({share:.2%})"
-        ledger.because("adapter", f"{what} in {added.layers} layers are trained")
+        held = ""
+        if (bits := bits_of(asked)) is not None:
+            held = f"; {format_count(added.linear_parameters)} frozen weights in {bits:.2f} bits each"
+        ledger.because("adapter", f"{what} in {added.layers} layers are trained{held}")
     return AdapterPlan(
-        kind="lora",  # the rules of the run file refuse any other
+        kind=asked.kind,
         rank=asked.rank,
         alpha=2.0 * asked.rank if asked.alpha == "auto" else asked.alpha,
         dropout=asked.dropout,
         targets=asked.targets,
         base=facts.base,
+        quantization=(asked.quantization or "nf4") if asked.kind == "qlora" else None,
+        double_quantization=asked.kind == "qlora" and asked.double_quantization is not False,
     )
 
 

@@ -16,6 +16,7 @@ from headway.facts.schema import ClusterFacts, ModelShape
 from headway.plan.compressing import compression_bytes
 from headway.plan.footprint import footprint
 from headway.plan.layers import Numbers, attention_bytes, kind_of, norm_bytes
+from headway.plan.quantizing import held_bytes
 from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
 from headway.plan.setting import (
     USABLE_SHARE,
@@ -69,6 +70,7 @@ class MemoryRequest:
     loss_chunk_tokens: int
     attention: str
     adapter_dropout: bool = False
+    base_bits: float | None = None  # of a frozen linear weight with its scales (QLoRA); None: as the others
     global_sequences: int = 0
     rows: int = 1  # of a sequence each, in one item of the batch: a preference has two answers
     language: bool = True  # its head gives a number for each entry of the vocabulary, not for each label
@@ -162,6 +164,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         offload_optimizer=strategy.offload_optimizer,
         offload_parameters=strategy.offload_parameters,
         adapter_dropout=request.adapter_dropout,
+        linear_bits=request.base_bits,
         language=request.language,
         software=Software(
             kernels="compiled" if request.compiled else "eager",
@@ -208,7 +211,8 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
         return -(-parameters // ranks) if stage >= from_stage else parameters
 
     states = part(trained, 1) * (master + 4 * moments_of(request.optimizer))
-    weights, gradients = part(count, 3) * weight, part(trained, 2) * weight
+    held, held_in, whole = held_bytes(request.shape, request.base_bits)
+    weights, gradients = part(count - held, 3) * weight + held_in, part(trained, 2) * weight
     on_host = strategy.offload_optimizer
     made, moved = gradients, 0
     if on_host:  # the partition in fp32 beside the master copy, and once more in the weights' precision
@@ -224,8 +228,8 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
         items.append(_staging(request, part(trained, 1) * weight, weight))
     if strategy.kind != "deepspeed" and request.precision != "fp32":
         # autocast casts each weight once a micro batch; backward reads the copy
-        items.append(_item("16-bit copies of the weights", 2 * count))
-    return items
+        items.append(_item("16-bit copies of the weights", 2 * (count - held)))
+    return [*items, _item("dequantised matrix", whole * request.element_bytes)]
 
 
 def _staging(request: MemoryRequest, partition_bytes: int, weight_bytes: int) -> MemoryItem:

@@ -47,14 +47,17 @@ class AdapterPlan(Part):
 
     `targets`: the ends of the names of the layers that get a pair of matrices. `base`: sha256 over the safetensors of
     the folder that the adapter belongs to; '' where the base weights follow from the config and the seed.
+    `quantization`: of qlora, how its frozen linear layers are held; `double_quantization`: their scales in 8 bits.
     """
 
-    kind: Literal["lora"]
+    kind: Literal["lora", "qlora"]
     rank: int
     alpha: float
     dropout: float
     targets: Literal["all-linear"] | tuple[str, ...]
     base: str
+    quantization: Literal["nf4", "fp4"] | None = None
+    double_quantization: bool = False
 
     @property
     def scale(self) -> float:

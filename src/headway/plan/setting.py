@@ -89,6 +89,7 @@ class EstimateRequest:
     shard_group: devices over which the states are spread, and replicated beyond (hybrid sharding); 0: all.
     master: 16-bit training keeps fp32 weights (or a master copy); else everything is 16-bit.
     base_bits: of frozen base weights that are quantised (QLoRA: 4); None: they are in 16 bits.
+    linear_bits: as Headway quantises: of the frozen linear weights alone, scales included; all else as without.
     live_parameters: that ZeRO-3 leaves gathered (DeepSpeed's stage3_max_live_parameters).
     """
 
@@ -104,6 +105,7 @@ class EstimateRequest:
     tf32: bool = False
     master: bool = True
     base_bits: int | None = None
+    linear_bits: float | None = None
     checkpointing: Checkpointing = "none"
     offload_optimizer: bool = False
     offload_parameters: bool = False

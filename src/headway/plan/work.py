@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.plan.memory import MemoryRequest, activation_bytes, logits_bytes
+from headway.plan.quantizing import planned_bits
 from headway.plan.schema import Plan
 
 
@@ -106,6 +107,7 @@ def request_of(plan: Plan) -> MemoryRequest:
         loss_chunk_tokens=plan.numerics.loss_chunk_tokens,
         attention=plan.model.attention,
         adapter_dropout=plan.adapter is not None and plan.adapter.dropout > 0,
+        base_bits=planned_bits(plan.adapter),
         global_sequences=plan.batch.global_sequences,
         language=plan.task.kind != "classification",
         rows=rows_of(plan),

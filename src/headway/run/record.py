@@ -38,6 +38,7 @@ _PREFIXES = (
 _PACKAGES = (
     *("headway", "torch", "deepspeed", "transformers", "tokenizers", "safetensors", "numpy", "pydantic"),
     *("triton", "flash-attn", "liger-kernel", "pyarrow", "datasets", "tensorboard", "accelerate"),
+    *("peft", "bitsandbytes"),
 )
 DIFF_LIMIT_BYTES = 1024**2
 _GIT_SECONDS = 20.0

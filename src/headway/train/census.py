@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from headway.errors import CheckpointError
-from headway.model.naming import plain_name
+from headway.model.naming import base_shape, plain_name
 from headway.plan.schema import Plan
 
 CENSUS = "census.json"
@@ -19,10 +19,14 @@ Census = dict[str, Any]  # {"base": sha256, "trained": {name: shape}, "frozen": 
 
 
 def census_of(module: nn.Module, plan: Plan) -> Census:
-    """Names and whole shapes, also of parameters that ZeRO-3 has partitioned; `base`: of an adapter."""
+    """Names and whole shapes, also of parameters that ZeRO-3 has partitioned or that are held in 4 bits.
+
+    `base`: of an adapter.
+    """
     found: Census = {"base": plan.adapter.base if plan.adapter else "", "trained": {}, "frozen": {}}
+    held = {f"{name}.weight": shape for name, part in module.named_modules() if (shape := base_shape(part))}
     for name, parameter in module.named_parameters():
-        shape = list(getattr(parameter, "ds_shape", parameter.shape))
+        shape = list(held.get(name) or getattr(parameter, "ds_shape", parameter.shape))
         found["trained" if parameter.requires_grad else "frozen"][plain_name(name)] = shape
     return found
 

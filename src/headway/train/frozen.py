@@ -61,6 +61,8 @@ def reference_name(plan: Plan) -> str:
     """A short hash of everything that the log-probabilities follow from."""
     weights = plan.task.options["reference"] or [plan.model.config, plan.numerics.seed]
     how = [plan.data.sequence, plan.task.options["per_token"], plan.numerics.precision, plan.numerics.tf32]
+    if plan.adapter is not None and plan.adapter.quantization is not None:
+        how += [plan.adapter.quantization, plan.adapter.double_quantization]
     what = [_VERSION, weights, plan.data.store_hash, plan.data.weights, *how]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
