@@ -18,11 +18,11 @@ from headway.plan.schema import OptimizerPlan, StrategyPlan
 
 MICRO, SEQUENCE, LAYERS, HIDDEN, HEADS, VOCAB = 2, 72, 5, 128, 4, 96
 Mode = Literal["fp32", "bf16 weights", "bf16 autocast"]
-BOUND = 0.04  # measured: at most 0.034, masks and the embedding's share of so few layers included
+BOUND = 0.045  # measured: at most 0.044 (gemma2 with dropout), masks and so few layers' embedding included
 
 
-def build(arch: str, mode: Mode) -> tuple[dict[str, object], torch.nn.Module, str]:
-    words = ModelArch(arch=arch, hidden=HIDDEN, layers=LAYERS, heads=HEADS, ffn=352)
+def build(arch: str, mode: Mode, dropout: float) -> tuple[dict[str, object], torch.nn.Module, str]:
+    words = ModelArch(arch=arch, hidden=HIDDEN, layers=LAYERS, heads=HEADS, ffn=352, dropout=dropout)
     config = scratch_config(words, vocab=VOCAB, sequence=SEQUENCE)
     attention = "eager" if arch == "gemma2" else "sdpa"
     built = AutoConfig.for_model(**config)
@@ -58,10 +58,11 @@ def kept_bytes(model: torch.nn.Module, attention: str, mode: Mode) -> int:
     return sum(sizes.values()) - (2 * (copies - positions_table) if mode == "bf16 autocast" else 0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("mode", ["fp32", "bf16 weights", "bf16 autocast"])
 @pytest.mark.parametrize("arch", SCRATCH)
-def test_activations(arch: str, mode: Mode) -> None:
-    config, model, attention = build(arch, mode)
+def test_activations(arch: str, mode: Mode, dropout: float) -> None:
+    config, model, attention = build(arch, mode, dropout)
     strategy = StrategyPlan(kind="deepspeed", stage=2) if mode == "bf16 weights" else StrategyPlan(kind="ddp")
     request = MemoryRequest(
         shape=shape_of(config),

@@ -123,7 +123,7 @@ ARCHITECTURES: dict[str, Arch] = {
         dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         names=_GPT2_NAMES,
         scratch={"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5},
-        defaults={"tie_word_embeddings": True, "attn_pdrop": 0.1},
+        defaults={"tie_word_embeddings": True, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
     ),
     "gpt_neox": Arch(
         "GPTNeoXForCausalLM",
@@ -169,6 +169,7 @@ ARCHITECTURES: dict[str, Arch] = {
             "type_vocab_size": 2,
             "max_position_embeddings": 512,
             "attention_probs_dropout_prob": 0.1,
+            "hidden_dropout_prob": 0.1,
         },
     ),
 }

@@ -82,6 +82,8 @@ class ModelShape(Facts):
     adapter: AdapterShape | None = None
     gated: bool = True  # the MLP has gate, up and down; else up and down
     layer_norm: bool = False  # norms with a mean and a bias; else RMS
+    hidden_dropout: bool = False  # in training, of what attention and MLP give
+    attention_dropout: bool = False  # in training, of attention's weights
     experts: ExpertShape | None = None
 
 

@@ -17,6 +17,7 @@ from headway.errors import ConfigError, ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
 from headway.facts.counting import count_shape
 from headway.facts.dimensions import Dimensions
+from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
 from headway.facts.needed import require_heads, require_sizes
@@ -38,10 +39,15 @@ def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """
     arch = ARCHITECTURES.get(str(config.get("model_type")))
     plain = "quantization_config" not in config and not config.get("add_cross_attention")
+    drops = {"hidden_dropout": drops_hidden(config), "attention_dropout": drops_attention(config)}
     if plain and task == "causal_lm" and (counted := count_shape(config)) is not None:
-        return counted
+        return counted.model_copy(update=drops)
     if arch is None or not plain:
         return probe_shape(config, task)
+    return _counted(config, arch, task).model_copy(update=drops)
+
+
+def _counted(config: dict[str, Any], arch: Arch, task: str) -> ModelShape:
     size = read_dimensions(config, arch)
     block = _block(config, size, arch)
     embedding = size.vocab * size.hidden

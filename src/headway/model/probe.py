@@ -20,6 +20,7 @@ from torch import nn
 
 from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape
+from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.schema import ExpertShape, ModelShape
 from headway.model.own import call_factory, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
@@ -55,6 +56,8 @@ def shape_of_model(model: Any) -> ModelShape:
         gated=any(word in name for name, _ in model.named_parameters() for word in _GATES),
         layer_norm=any(isinstance(part, nn.LayerNorm) for part in model.modules()),
         experts=experts_of(model, config),
+        hidden_dropout=drops_hidden(config.to_dict()),
+        attention_dropout=drops_attention(config.to_dict()),
     )
 
 

@@ -35,6 +35,7 @@ class LayerKind:
     mlp: int = 4  # gate, its activation, up, their product
     fp32_normed: bool = False
     shared_input: bool = False
+    dropouts: int = 2  # of attention's output and of the MLP's, where the model drops any
 
 
 _GATED = LayerKind()
@@ -45,7 +46,7 @@ _LAYER_KINDS = {
     # GELU written out in five operations
     "gpt2": LayerKind(rms=False, readers=(1, 1), mlp=5),
     # partial rotary positions: the output is copied for the next product; one norm for attention and MLP
-    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5),
+    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5, dropouts=1),
     # as phi; the value is a view that keeps the fused product alive; both norms read the same input
     "gpt_neox": LayerKind(rms=False, readers=(1, 1), attention=7, mlp=2, shared_input=True),
     "bert": LayerKind(rms=False, readers=(3, 1), mlp=2),

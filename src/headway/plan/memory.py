@@ -163,6 +163,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         checkpointing="full" if request.activation_checkpointing else "none",
         offload_optimizer=strategy.offload_optimizer,
         offload_parameters=strategy.offload_parameters,
+        dropout=request.shape.hidden_dropout or request.shape.attention_dropout,
         adapter_dropout=request.adapter_dropout,
         linear_bits=request.base_bits,
         language=request.language,
@@ -303,6 +304,8 @@ def activation_bytes(request: MemoryRequest) -> int:
     per_layer = layer_token_bytes(request) * tokens + _score_bytes(request)
     stream = stream_bytes(request) * request.shape.hidden * tokens
     edges = 3 * stream  # the embedding's output, the last norm's input and output
+    if request.shape.hidden_dropout:
+        edges += stream
     if request.activation_checkpointing:
         return layers * stream + per_layer + edges
     return layers * per_layer + edges + _mask_bytes(request)
@@ -330,16 +333,33 @@ def layer_token_bytes(request: MemoryRequest) -> int:
     numbers = Numbers(stream_bytes(request), request.element_bytes, autocast)
     repeated = request.attention in ("sdpa", "eager")  # under a mask they need a key and a value for every head
     attention = attention_bytes(shape, kind, numbers, repeated=repeated)
-    return norm_bytes(kind, numbers) * shape.hidden + attention + kind.mlp * shape.ffn * request.element_bytes
+    if _written_out(request):  # copies of queries, keys and values in fp32 in place of all but the output
+        copies = 3 * 4 - (kind.attention - 1) * request.element_bytes
+        attention += copies * shape.heads * shape.head_dim
+    # a CPU keeps what it multiplied by, a number for each that it may drop
+    dropped = kind.dropouts * request.element_bytes if shape.hidden_dropout else 0
+    kept = (norm_bytes(kind, numbers) + dropped) * shape.hidden
+    return kept + attention + kind.mlp * shape.ffn * request.element_bytes
 
 
 def _score_bytes(request: MemoryRequest) -> int:
-    """The score matrices of one layer, where the attention kernel keeps them: softmax in fp32, its copy, a soft cap."""
-    if request.attention != "eager":
-        return 0
-    per_score = 4 + (request.element_bytes if request.precision != "fp32" else 0)
-    per_score += request.element_bytes if request.shape.arch == "gemma2" else 0
+    """The score matrices of one layer, where the attention kernel keeps them: softmax in fp32, its copy, a soft cap.
+
+    Dropout keeps its noise and what it left.
+    """
+    per_score = 0
+    if request.attention == "eager":
+        per_score = 4 + (request.element_bytes if request.precision != "fp32" else 0)
+        per_score += request.element_bytes if request.shape.arch == "gemma2" else 0
+        per_score += 2 * request.element_bytes if request.shape.attention_dropout else 0
+    elif _written_out(request):
+        per_score = 3 * 4
     return request.micro_batch * request.rows * request.shape.heads * request.sequence**2 * per_score
+
+
+def _written_out(request: MemoryRequest) -> bool:
+    """A CPU's fused SDPA has no dropout: with it torch computes SDPA step by step, in fp32."""
+    return request.attention == "sdpa" and request.shape.attention_dropout
 
 
 def _mask_bytes(request: MemoryRequest) -> int:

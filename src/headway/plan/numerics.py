@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headway.config.schema import RunConfig
-from headway.facts.architectures import ARCHITECTURES
+from headway.facts.dropout import drops_attention
 from headway.facts.hardware import peak_flops
 from headway.facts.schema import ClusterFacts
 from headway.plan.ledger import Ledger
@@ -14,7 +14,6 @@ from headway.plan.ledger import Ledger
 Precision = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["sdpa", "eager", "flash", "flex"]
 
-_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _FLASH_HEAD_DIM = 256
 _KERNELS = {
     "flash": "variable-length flash attention skips what lies in other documents",
@@ -73,10 +72,8 @@ class AttentionNeeds:
 
     @staticmethod
     def of(model_config: dict[str, Any], head_dim: int) -> AttentionNeeds:
-        arch = ARCHITECTURES.get(str(model_config.get("model_type")))
-        defaults = arch.defaults if arch else {}
-        dropout = any(model_config.get(key, defaults.get(key)) for key in _ATTENTION_DROPOUT)
-        return AttentionNeeds(head_dim, bool(model_config.get("attn_logit_softcapping")), dropout)
+        capped = bool(model_config.get("attn_logit_softcapping"))
+        return AttentionNeeds(head_dim, capped, drops_attention(model_config))
 
     def misfit(self, kernel: Attention, cluster: ClusterFacts, precision: Precision) -> str:
         """Why a kernel cannot be used; empty where it can."""
