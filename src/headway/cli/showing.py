@@ -158,9 +158,15 @@ def comparison(run: RunSummary, plan: Plan | None) -> list[tuple[str, str, str, 
     """(figure, planned, actual, remark) of steps, tokens, learning rate and memory; the remark names a difference."""
     done = next((event for event in reversed(run.events) if event.get("event") == "done"), None)
     differences = [str(text) for text in (done or {}).get("differences", ())]
+    most = "" if plan is None or plan.fills_windows else "at most "
     rows = [
         ("steps", str(run.steps), str(run.step), _remark("steps", differences)),
-        ("tokens", format_count(run.tokens_planned), format_count(run.tokens), _remark("tokens", differences)),
+        (
+            "tokens",
+            f"{most}{format_count(run.tokens_planned)}",
+            format_count(run.tokens),
+            _remark("tokens", differences),
+        ),
     ]
     lr = number(run.last, "lr")
     if plan is not None and lr is not None and 1 <= run.step <= plan.schedule.steps:

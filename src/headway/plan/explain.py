@@ -71,6 +71,7 @@ def summary_rows(plan: Plan) -> list[Row]:
     triple = f"{batch.micro_batch} x {batch.accumulation} x {batch.data_parallel_size} = {batch.slots}"
     options = [name for name in ("activation_checkpointing", "compile", "tf32") if getattr(numerics, name)]
     options += [f"loss in chunks of {numerics.loss_chunk_tokens} tokens"] if numerics.loss_chunk_tokens else []
+    most = "" if plan.fills_windows else "at most "
     return [
         ("model", _model_text(plan), "counted from its config"),
         *([("adapter", _adapter_text(plan), why("adapter", ""))] if plan.adapter else []),
@@ -81,7 +82,7 @@ def summary_rows(plan: Plan) -> list[Row]:
         ("attention", plan.model.attention, why("model.attention")),
         ("global batch", _batch_text(plan), why("batch.global_sequences")),
         ("micro batch x accumulation x ranks", triple, why("batch.micro_batch")),
-        ("steps", f"{schedule.steps} ({format_count(schedule.tokens)} tokens)", why("schedule.steps")),
+        ("steps", f"{schedule.steps} ({most}{format_count(schedule.tokens)} tokens)", why("schedule.steps")),
         ("learning rate", _rate_text(plan), why("schedule.warmup_steps")),
         ("memory", f"{format_bytes(used)} of {format_bytes(plan.memory.device_limit_bytes)} a process", "estimated"),
         ("evaluate", interval_text(plan.evaluate), why("evaluate")),

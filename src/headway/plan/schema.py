@@ -252,6 +252,11 @@ class Plan(Part):
     forced: tuple[str, ...] = ()
     code: tuple[CodePlan, ...] = ()
 
+    @property
+    def fills_windows(self) -> bool:
+        """Whether every position of a window is a token; whole chats and texts leave room, which is padded."""
+        return self.facts.layout == "packed" and self.data.packing
+
     def digest(self) -> str:
         """sha256 of the plan's canonical JSON: plan.json carries it, so that an edit by hand is noticed."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

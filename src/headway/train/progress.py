@@ -59,9 +59,8 @@ class Progress:
         if self.position != samples:
             found.append(f"samples: planned {samples}, read {self.position}")
         epochs = samples // max(plan.facts.train_windows, 1) + 1
-        full = plan.facts.layout == "packed" and plan.data.packing  # windows of whole chats have room left
         missing = plan.schedule.tokens - self.tokens
-        if full and not 0 <= missing <= epochs * plan.facts.short_windows * plan.data.sequence:
+        if plan.fills_windows and not 0 <= missing <= epochs * plan.facts.short_windows * plan.data.sequence:
             found.append(f"tokens: planned {plan.schedule.tokens}, read {self.tokens}")
         if self.lr_difference > 0:
             found.append(f"learning rate: off the planned table by up to {self.lr_difference:.3g}")
