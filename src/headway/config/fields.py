@@ -11,6 +11,7 @@ from headway.units import Amount, parse_amount, parse_bytes, parse_count, parse_
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(gt=0)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]  # a hundred times what anyone has built
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every generator takes
 Port = Annotated[int, Field(ge=1, le=65535)]
 Above = Annotated[float, Field(gt=0)]  # a number above zero

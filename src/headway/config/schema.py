@@ -21,6 +21,7 @@ from headway.config.fields import (
     Decay,
     Duration,
     Interval,
+    Layers,
     Length,
     Place,
     Port,
@@ -46,7 +47,7 @@ class ModelArch(Section):
 
     arch: str = Field(description="Architecture by its transformers name (`model_type`).", examples=["llama"])
     hidden: Positive = Field(description="Width of the residual stream.", examples=[768])
-    layers: Positive = Field(description="Number of transformer blocks.", examples=[12])
+    layers: Layers = Field(description="Number of transformer blocks.", examples=[12])
     heads: Positive = Field(description="Attention heads; must divide `hidden`.", examples=[12])
     kv_heads: Positive | None = Field(
         default=None, description="Key and value heads; must divide `heads` (default: `heads`)."
