@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,9 +26,6 @@ from headway.launch.ports import choose_port
 from headway.launch.seam import JobSpec, JobStatus
 from headway.launch.supervise import run_job
 from headway.run.paths import RunDir
-
-# Kept so that Python reaps an ended supervisor; a job in the background outlives this process all the same.
-_SUPERVISORS: list[subprocess.Popen[bytes]] = []
 
 __all__ = ["LocalLauncher", "LocalOptions", "job_in", "run_job", "warm_up"]
 
@@ -68,7 +66,8 @@ class LocalLauncher:
         if supervisor.stdin is not None:
             supervisor.stdin.write(json.dumps(request).encode())
             supervisor.stdin.close()
-        _SUPERVISORS.append(supervisor)
+        # Reaped when it ends; the job outlives this process all the same.
+        threading.Thread(target=supervisor.wait, name="reap supervisor", daemon=True).start()
         return f"{run_dir}:{supervisor.pid}"
 
     def status(self, job_id: str) -> JobStatus:
