@@ -193,6 +193,20 @@ def test_a_layer_that_was_not_filled_is_named(tmp_path: Path) -> None:
         quantizer_of(lora_plan(tmp_path / "base", config=config))
 
 
+def test_an_export_in_bf16_is_within_its_wider_bound(tmp_path: Path) -> None:
+    """Trained, computed and saved in bf16; the base is quantised from bf16 values on both sides."""
+    sections = {"numerics": {"precision": "bf16"}, "export": {"adapter": "both", "dtype": "bf16"}}
+    plan = qlora_plan(tmp_path / "base", config=base(tmp_path), **sections)
+    source = QloraSource(plan)
+    model = adapted(source)
+    provenance, folder = Provenance(plan, RECORD, step=7, tokens=4242), tmp_path / "export"
+    export_folder(source, [(n, p.detach()) for n, p in named_state(model)], folder, provenance, model=model)
+    compared = comparison(plan, CausalLM(plan))
+    check = compared.verify(folder, compared.measure(model), provenance)
+    assert check.verified, check.sentence()
+    assert 0 < check.max_difference < 0.3 * check.bound
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_both_exports_are_verified_and_the_merged_one_says_how_far_it_moved(double: bool, tmp_path: Path) -> None:
     """The adapter over the same 4-bit base; the merged model against the adapter over the base's own weights."""

@@ -18,6 +18,7 @@ from headway.errors import DataError, ExportError, ModelError, UserError
 from headway.export.harness import HarnessRequest, run_tasks
 from headway.export.tokenizer import load_tokenizer
 from headway.export.verify import without_bars
+from headway.model.quantized import building_device
 from headway.model.source import source_of
 from headway.parallel.building import build_filled
 from headway.plan.files import read_plan
@@ -99,7 +100,7 @@ def _of_run(run: RunDir, step: int | None, device: torch.device) -> Iterator[_Su
     store = LocalStore(run.checkpoints)
     ref = newest_complete(store) if step is None else checkpoint_at(store, step)
     source = source_of(plan)
-    model = source.build() if plan.adapter is None else build_filled(source, torch.device("cpu"))
+    model = source.build() if plan.adapter is None else build_filled(source, building_device(plan))
     with open_reader(store, ref) as reader:
         load_weights(model, reader)
     manifest = (run.checkpoints / ref.name / CHECKPOINT_MANIFEST).read_bytes()

@@ -16,6 +16,7 @@ from headway.export.folder import ExportedFolder, export_folder
 from headway.export.verify import ExportCheck
 from headway.model.identity import require_base
 from headway.model.naming import named_state
+from headway.model.quantized import building_device
 from headway.model.seam import ModelSource
 from headway.model.source import source_of
 from headway.parallel.building import build_filled
@@ -44,7 +45,7 @@ def export_checkpoint(reader: SliceReader, folder: Path, provenance: Provenance)
     plan = provenance.plan
     require_base(plan)
     source: ModelSource = source_of(plan)
-    model = source.build() if plan.adapter is None else build_filled(source, torch.device("cpu"))
+    model = source.build() if plan.adapter is None else build_filled(source, building_device(plan))
     load_weights(model, reader)
     exported = export_folder(source, _weights(model), folder, provenance, model=model)
     compared = comparison(plan, task_of(plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from headway.export.folder import ADAPTER, CARD, DTYPES, RECORD, is_adapter, rea
 from headway.export.tokenizer import load_tokenizer
 from headway.model.adapter import PREFIX
 from headway.model.huggingface import HuggingFaceSource
-from headway.model.quantized import QloraSource, hold_in_4_bits, quantizer_of
+from headway.model.quantized import QloraSource, building_device, hold_in_4_bits, quantizer_of
 from headway.model.skeleton import AUTO_CLASSES
 from headway.parallel.collectives import world
 from headway.plan.schema import Plan
@@ -96,7 +96,9 @@ def quantised_logits(model: nn.Module, ids: torch.Tensor, plan: Plan) -> torch.T
     held = model_logits(model, ids)
     if world()[0] != 0:
         return torch.stack([held, held])
-    with QloraSource(plan).whole_base(model):
+    # A compiled layer would be compiled anew around files that are read.
+    eager = torch.compiler.set_stance("force_eager") if plan.numerics.compile else nullcontext()
+    with eager, QloraSource(plan).whole_base(model):
         return torch.stack([held, model_logits(model, ids)])
 
 
@@ -180,9 +182,7 @@ def _with_adapter(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
     base, beside = _base(plan), "its base model"
     if plan.adapter is not None and plan.adapter.quantization:
         beside = f"its base model in {plan.adapter.quantization}"
-        on_gpu = plan.launch.device == "cuda" and torch.cuda.is_available()  # quantised where the training did it
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        hold_in_4_bits(base, quantizer_of(plan, torch.float32), device)
+        hold_in_4_bits(base, quantizer_of(plan, torch.float32), building_device(plan))
         base.__dict__["is_loaded_in_4bit"] = True  # by which PEFT takes its own 4-bit layer
     loaded: Any = PeftModel.from_pretrained(base, str(folder))
     stored = get_peft_model_state_dict(loaded)

@@ -79,7 +79,7 @@ class Quantizer:
         if device.type == "cpu" and layer.in_features % BLOCK:
             # bitsandbytes 0.50.2 there restarts its blocks at each row: values of up to twice the weight came back.
             rule = f"a CPU dequantises rows of {layer.in_features} weights wrongly, which are no multiple of {BLOCK}"
-            raise ModelError(rule, fix="do this on the machine with the GPU")
+            raise ModelError(rule, fix="do this on a machine with a GPU")
         if tuple(weight.shape) != (layer.out_features, layer.in_features):
             raise ValueError(f"a weight of {list(weight.shape)} for {layer.out_features} x {layer.in_features}")
         made = _layers_of_bitsandbytes().Params4bit(
@@ -103,6 +103,14 @@ def _quantised(plan: Plan) -> AdapterPlan:
     if plan.adapter is None or plan.adapter.quantization is None:
         raise ModelError("the plan holds no base in 4 bits", fix="make the plan again")
     return plan.adapter
+
+
+def building_device(plan: Plan) -> torch.device:
+    """Where a run's model is built after it: on the host; a base in 4 bits where it was trained, if a GPU is here."""
+    held = plan.adapter is not None and plan.adapter.quantization is not None
+    if held and plan.launch.device == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _by_outputs(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
