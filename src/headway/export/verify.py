@@ -18,7 +18,7 @@ from headway.export.card import Provenance, render_card
 from headway.export.census import Census, count
 from headway.export.folder import ADAPTER, CARD, DTYPES, RECORD, is_adapter, read_record, write_json
 from headway.export.tokenizer import load_tokenizer
-from headway.model.adapter import PREFIX
+from headway.model.adapter import PREFIX, without_old_names
 from headway.model.huggingface import HuggingFaceSource
 from headway.model.quantized import QloraSource, building_device, hold_in_4_bits, quantizer_of
 from headway.model.skeleton import AUTO_CLASSES
@@ -184,7 +184,8 @@ def _with_adapter(folder: Path, plan: Plan, record: dict[str, Any]) -> _Loaded:
         beside = f"its base model in {plan.adapter.quantization}"
         hold_in_4_bits(base, quantizer_of(plan, torch.float32), building_device(plan))
         base.__dict__["is_loaded_in_4bit"] = True  # by which PEFT takes its own 4-bit layer
-    loaded: Any = PeftModel.from_pretrained(base, str(folder))
+    with without_old_names():
+        loaded: Any = PeftModel.from_pretrained(base, str(folder))
     stored = get_peft_model_state_dict(loaded)
     census = count({name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}, record["tensors"], ())
     return _Loaded(loaded.float(), census, f"PEFT beside {beside}")

@@ -8,7 +8,9 @@ the layers in place, not the model's class.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,8 @@ class LoraSource:
         from peft import inject_adapter_in_model
 
         model = self._base_model()
-        inject_adapter_in_model(self._config(), model)
+        with without_old_names():
+            inject_adapter_in_model(self._config(), model)
         mark_adapted(model)
         return model
 
@@ -132,6 +135,14 @@ class LoraSource:
         config.inference_mode = True
         config.save_pretrained(str(folder))
         return [WEIGHTS, CONFIG]
+
+
+@contextmanager
+def without_old_names() -> Iterator[None]:
+    """No warning on the screen that PEFT 0.21 asks transformers by a name that 5.24 has changed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def base_name(plan: Plan) -> tuple[str | None, str | None]:
