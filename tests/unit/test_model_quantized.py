@@ -25,7 +25,7 @@ from headway.export.compare import comparison
 from headway.export.folder import export_folder
 from headway.model.adapter import LoraSource
 from headway.model.naming import is_adapted, named_state, plain_name
-from headway.model.quantized import QloraSource, held_layers, quantizer_of
+from headway.model.quantized import QloraSource, building_device, held_layers, quantizer_of
 from headway.parallel.building import build_filled
 from headway.plan.quantizing import held_bytes, planned_bits
 from headway.task.causal_lm import CausalLM
@@ -181,6 +181,21 @@ def test_rows_that_a_cpu_gets_wrong_are_refused(tmp_path: Path) -> None:
     pretrained(tmp_path / "base")
     with pytest.raises(ModelError, match="rows of 32 weights wrongly"):
         adapted(QloraSource(qlora_plan(tmp_path / "base")))
+
+
+def test_after_a_run_the_base_is_quantised_where_it_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with a GPU as the training did; a CPU's blocks could round another way."""
+    config = base(tmp_path)
+    launch = {"launch": {"device": "cuda"}}
+    held = qlora_plan(tmp_path / "base", config=config, **launch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert building_device(held) == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert building_device(held) == torch.device("cuda", 1)
+    assert building_device(lora_plan(tmp_path / "base", config=config, **launch)) == CPU
 
 
 def test_a_layer_that_was_not_filled_is_named(tmp_path: Path) -> None:
