@@ -111,8 +111,9 @@ def verify_export(folder: Path, ids: torch.Tensor, reference: torch.Tensor, prov
 
     Args:
         ids: int64 [rows, length].
-        reference: fp32 [rows, length, entries], the engine's logits for them (`model_logits`); or two of them, [2,
-            rows, length, entries], beside the base in 4 bits and beside its own weights (`quantised_logits`).
+        reference: fp32 [rows, length, entries], of a classifier [rows, labels]: the engine's logits for them
+            (`model_logits`); of a plan with a base in 4 bits two such, beside it and beside the base's own weights
+            (`quantised_logits`).
     """
     check = _verified(folder, ids, reference, provenance)
     if not (folder / ADAPTER / RECORD).is_file():
@@ -128,7 +129,7 @@ def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenan
     try:
         with without_bars():
             loaded = load(folder, provenance.plan, record)
-        wanted, apart = _wanted(folder, reference)
+        wanted, apart = _wanted(folder, reference, provenance.plan)
         check = _compare(loaded, ids, wanted, provenance.plan)
         remark = load_tokenizer(folder)[1] if provenance.plan.data.tokenizer else ""
         check = replace(check, remarks=tuple(text for text in (remark, apart) if text))
@@ -142,12 +143,12 @@ def _verified(folder: Path, ids: torch.Tensor, reference: torch.Tensor, provenan
     return check
 
 
-def _wanted(folder: Path, reference: torch.Tensor) -> tuple[torch.Tensor, str]:
+def _wanted(folder: Path, reference: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, str]:
     """What the folder's logits must be; of a merged model whose base was trained beside in 4 bits, how far it moved.
 
     Its adapter was merged into the base's own weights: they compute what the training computed but for the rounding.
     """
-    if reference.dim() == 3:
+    if plan.adapter is None or plan.adapter.quantization is None:
         return reference, ""
     held, whole = reference
     if is_adapter(folder):
