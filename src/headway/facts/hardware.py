@@ -119,6 +119,10 @@ def _device(row: dict[str, str]) -> Device:
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+)\s*(?:gib|gb|g)(?![a-z0-9])")
 # Of a name: another model than the one without it.
 _OTHER_MODELS = frozenset(["ti", "super", "laptop", "mobile"])
+# Words that makers and clouds put beside a model.
+_DECORATION = frozenset(
+    "nvidia amd tesla quadro geforce instinct gpu tensor core graphics hbm nvl oam sxm pcie e w generation".split()
+)
 _SAME_SIZE = 0.15  # between a size in a name and the memory of the row, which is what torch sees of it
 
 
@@ -176,6 +180,15 @@ def require_device(name: str) -> Device:
         raise PlanError(problems=[Problem("device", rule, name, f"{known}; {fix}")])
     listed = ", ".join(_near(name)) or ", ".join(device.name for _, device in devices())
     raise PlanError(problems=[Problem("device", "is not in the table of devices", name, f"one of {listed}; {fix}")])
+
+
+def unknown_words(name: str) -> list[str]:
+    """Words of a device's name that stand in no row of that model: a slip. Numbers beside a model are passed."""
+    meant = _called(name)
+    rows = [(names, device) for names, device in devices() if device in meant]
+    known = {word for names, device in rows for text in (*names, device.name) for word in _plain(text)[0].split()}
+    words = _plain(name)[0].split()
+    return [word for word in words if not word.isdigit() and word not in known | _DECORATION]
 
 
 def _near(name: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway.errors import PlanError, Problem
 from headway.facts.clusterfile import ClusterFile, read_cluster
-from headway.facts.hardware import require_device
+from headway.facts.hardware import require_device, unknown_words
 from headway.facts.schema import ClusterFacts
 
 # Host memory over the memory of its GPUs, where nobody says it: the large clouds' hosts have 1.4 (8 x B200) to 4.
@@ -46,6 +46,9 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
         fix = "8xH100-80GB, 4x8xA100-40GB (hosts x devices, then the name), or a cluster file"
         raise PlanError(problems=[Problem("--on", "is no machine", text, fix)])
     device = require_device(match["name"])
+    if unknown := unknown_words(match["name"]):
+        rule = f"has more than a device's name: {', '.join(map(repr, unknown))}"
+        raise PlanError(problems=[Problem("--on", rule, text, f"write {device.name}")])
     hosts, count = _hosts(match, text)
     memory = host_memory_bytes or int(HOST_MEMORY_SHARE * count * device.memory_bytes)
     assumed = () if host_memory_bytes else (
