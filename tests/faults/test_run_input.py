@@ -82,6 +82,7 @@ def test_several_faults_are_told_at_once(workplace: Workplace) -> None:
 def test_fp16_on_a_cpu(workplace: Workplace) -> None:
     said = refused(workplace, run_file("ddp", train={"precision": "fp16"}), ConfigError.exit_code)
     assert "train.precision = 'fp16': cannot be trained on a CPU" in said
+    assert "reading the data" not in said, "it is known before the data are built"
     assert "precision: fp32" in said
 
 

@@ -30,8 +30,10 @@ from headway.facts.model_config import ModelOrigin, resolve_model
 from headway.facts.schema import ClusterFacts, DataFacts, ModelShape
 from headway.facts.shape import OwnModel, probe_own, shape_of
 from headway.model.identity import weights_identity
+from headway.plan.ledger import Ledger
 from headway.plan.live import LIVE_FINDINGS
 from headway.plan.make import AllFacts, make_plan
+from headway.plan.numerics import plan_precision
 from headway.plan.schema import CodePlan, Plan
 from headway.plan.sources import source_weights, training_sources
 from headway.plan.tasks import SOME_LABELS
@@ -255,8 +257,17 @@ def planned(
     """
     require_checks(force)
     loaded = load(path, overrides)
+    if build:
+        _refuse_precision(loaded)
     data = prepare_data(loaded, report or Silent()) if build else look_at_data(loaded)
     return judged(plan_run(loaded, data, name), loaded, runs_root(loaded), force)
+
+
+def _refuse_precision(loaded: LoadedRun) -> None:
+    """What this machine cannot compute, before the minutes of a data build. Raises PlanError."""
+    ledger = Ledger(loaded.origins)
+    plan_precision(loaded.config, probe_cluster(loaded.config.launch.device), ledger)
+    ledger.raise_problems()
 
 
 def _tokenizer_request(loaded: LoadedRun, report: ProgressReporter | None = None) -> TokenizerRequest:
