@@ -121,7 +121,26 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+)\s*(?:gib|gb|g)(?![a-z0-9])")
 _OTHER_MODELS = frozenset(["ti", "super", "laptop", "mobile"])
 # Words that makers and clouds put beside a model.
 _DECORATION = frozenset(
-    "nvidia amd tesla quadro geforce instinct gpu tensor core graphics hbm nvl oam sxm pcie e w generation".split()
+    [
+        "nvidia",
+        "amd",
+        "tesla",
+        "quadro",
+        "geforce",
+        "instinct",
+        "gpu",
+        "tensor",
+        "core",
+        "graphics",
+        "hbm",
+        "nvl",
+        "oam",
+        "sxm",
+        "pcie",
+        "e",
+        "w",
+        "generation",
+    ]
 )
 _SAME_SIZE = 0.15  # between a size in a name and the memory of the row, which is what torch sees of it
 
