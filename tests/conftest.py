@@ -41,3 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def probe_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are probed in this process, which has torch imported already."""
+    from fakes.probing import IN_THIS_PROCESS
+
+    monkeypatch.setattr("headway.facts.shape.subprocess", IN_THIS_PROCESS)
