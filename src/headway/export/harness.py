@@ -75,7 +75,7 @@ def run_tasks(model: Any, tokenizer: Any, request: HarnessRequest) -> dict[str, 
 
 def _manager(request: HarnessRequest) -> Any:
     """The task files of the folder alone where they are enough: reading all of the harness's takes seconds."""
-    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports] (an extra)
 
     if request.folder is not None:
         if not request.folder.is_dir():
