@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headway.check.report import Report, Verdict, green
 from headway.check.scripts import docker, python, shell
+from headway.check.scripts.code import Beside
 from headway.check.scripts.material import Fault, Script, gather
-from headway.check.scripts.python import Beside
 from headway.config.deepspeed_check import judge_json
 from headway.config.deepspeed_models import installed_release
 from headway.errors import ConfigError, Problem
