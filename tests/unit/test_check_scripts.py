@@ -275,6 +275,10 @@ def test_the_local_rank_in_a_name_and_in_an_argument(tmp_path: Path) -> None:
     handed = "def put(gpu):\n    torch.cuda.set_device(gpu)\nput(args.local_rank)"
     assert found(of(tmp_path, head + handed)) == {"local-rank": ("train.py", 8)}
     assert found(of(tmp_path, head + 'print(f"rank {args.local_rank}")')) == {}
+    for own in ("model_engine", "trainer", "self", "accelerator.state"):  # what a library gives is LOCAL_RANK
+        assert found(of(tmp_path, head + f"torch.cuda.set_device({own}.local_rank)")) == {}
+    kept = "self.local_rank = args.local_rank\ntorch.cuda.set_device(self.local_rank)"
+    assert found(of(tmp_path, head + kept)) == {"local-rank": ("train.py", 8)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from headway.check.scripts.names import calls
 
 _READS = re.compile(r"""environ(?:\.get\(|\[)\s*["']LOCAL_RANK|getenv\(\s*["']LOCAL_RANK|get_local_rank\(""")
 _CHOOSE = {"set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"}
-_OPTIONS = {"args", "opt", "opts", "options", "hparams", "config", "cfg", "params", "FLAGS"}
+_OPTIONS = re.compile(r"(?:^|[._])(?:\w*args|opts?|options|hparams|params|config|cfg|conf|flags)$", re.IGNORECASE)
 
 
 def local_rank(code: Code) -> Iterator[Fault]:
@@ -79,8 +79,8 @@ def _is_option(node: ast.AST, copies: set[str]) -> bool:
     match node:
         case ast.Name(id=name):
             return name in copies
-        case ast.Attribute(attr="local_rank", value=owner):
-            return isinstance(owner, ast.Name) or (isinstance(owner, ast.Attribute) and owner.attr in _OPTIONS)
+        case ast.Attribute(attr="local_rank", value=owner):  # not an engine's, a trainer's, an accelerator's own
+            return _OPTIONS.search(ast.unparse(owner)) is not None or ast.unparse(node) in copies
         case ast.Subscript(slice=ast.Constant(value="local_rank"), value=owner):
             return ast.unparse(owner).startswith("vars(") or ast.unparse(owner).endswith(".__dict__")
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value="local_rank"), *_]):

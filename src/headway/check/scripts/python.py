@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,8 @@ def judge(script: Script, beside: Beside) -> list[Fault]:
         return [Fault("syntax", 1, what, "split its longest expressions, or leave the file out", must=False)]
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        return [Fault("syntax", line, f"the file is no Python: {error}", "correct this line")]
+        what = f"the file is no Python {platform.python_version()}: {getattr(error, 'msg', error)}"
+        return [Fault("syntax", line, what, "correct this line")]
 
 
 def rank_only(code: Code) -> Iterator[Fault]:
