@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.check.report import Report
+from headway.check.scripts import material
 from headway.check.scripts.read import read_scripts
 from headway.cli.main import main
 from headway.errors import UserError
@@ -551,6 +552,71 @@ eval ${run}
 )
 def test_dockerfiles(tmp_path: Path, text: str, level: str) -> None:
     assert [v.level for v in of(tmp_path, text, "Dockerfile").verdicts] == [level]
+
+
+COMPOSE = """
+services:
+  train:
+    image: mine
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, capabilities: [gpu]}}]}}}}}}
+    {more}
+  tracker:
+    image: mlflow
+"""
+POD = """
+apiVersion: v1
+kind: Namespace
+---
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template:
+        spec:
+          {pod}
+          containers:
+            - name: trainer
+              command: [torchrun, train.py]
+              resources: {{limits: {{nvidia.com/gpu: 8}}}}
+              {mounts}
+"""
+MOUNT = "volumeMounts: [{name: shm, mountPath: /dev/shm}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (COMPOSE.format(more="command: train"), 4),
+        (COMPOSE.format(more="shm_size: 8gb"), 0),
+        (COMPOSE.format(more="ipc: host"), 0),
+        (COMPOSE.format(more="tmpfs: [/dev/shm]"), 0),
+        (COMPOSE.replace("[gpu]", "[tpu]").format(more=""), 0),
+        ("services:\n  x:\n    runtime: nvidia\n    image: y\n", 3),
+        (POD.format(pod="restartPolicy: Never", mounts=""), 13),
+        (POD.format(pod="volumes: [{name: shm, emptyDir: {medium: Memory}}]", mounts=MOUNT), 0),
+        (POD.format(pod="volumes: [{name: shm, emptyDir: {}}]", mounts=MOUNT), 13),
+        (POD.format(pod="hostIPC: true", mounts=""), 0),
+        (
+            POD.format(pod="restartPolicy: Never", mounts="")
+            .replace("torchrun, train.py", "nginx")
+            .replace("trainer", "web"),
+            0,
+        ),
+        ("name: mine\ntrain: {length: 3 steps}\n", 0),
+        ("{{ if .Values.gpu }}\nservices: {{ x }}\n", 0),
+        ("a: !Sub 'x'\nb: [1, 2", 0),
+    ],
+)
+def test_compose_files_and_manifests(tmp_path: Path, text: str, line: int) -> None:
+    assert found(of(tmp_path, text, "deploy.yaml")) == ({"shm-size": ("deploy.yaml", line)} if line else {})
+
+
+def test_a_folder_of_too_many_files_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(material, "_MOST_FILES", 2)
+    for name in ("a.py", "b.py", "c.py", "notes.txt"):
+        (tmp_path / name).write_text("x = 1\n")
+    last = read_scripts([tmp_path]).verdicts[-1]
+    assert (last.level, last.finding) == ("yellow", "2 files were read, 1 were not: too many for one call")
 
 
 # --- sound scripts, in the manner of published examples ---------------------------------------------------------------
