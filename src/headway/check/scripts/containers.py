@@ -34,7 +34,7 @@ def _compose(document: Any) -> Iterator[Fault]:
         shares = str(_get(service, "ipc") or "").startswith(("host", "shareable", "service:", "container:"))
         if not (_get(service, "shm_size") or shares or mounted):
             what = f"the service {name} has GPUs and no shm_size: {_WHAT}"
-            yield Fault("shm-size", _line(service), what, "shm_size: 8gb (or ipc: host)")
+            yield Fault("shm-size", _line(service), what, "shm_size: 8gb (or ipc: host)", must=False)
 
 
 def _pods(document: Any) -> Iterator[Fault]:
@@ -54,7 +54,7 @@ def _pods(document: Any) -> Iterator[Fault]:
         if not any(_get(one, "mountPath") == "/dev/shm" and _get(one, "name") in memory for one in mounts):
             what = f"the container {_get(container, 'name')} has GPUs and no memory volume at /dev/shm: {_WHAT}"
             fix = "volumes: [{name: shm, emptyDir: {medium: Memory}}], volumeMounts: [{name: shm, mountPath: /dev/shm}]"
-            yield Fault("shm-size", _line(container), what, fix)
+            yield Fault("shm-size", _line(container), what, fix, must=False)
     for value in cast("dict[Any, Any]", document).values():
         yield from _pods(value)
 
