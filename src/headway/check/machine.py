@@ -171,7 +171,10 @@ def open_files(name: str, subject: Subject) -> Verdict:
 def judge_open_files(name: str) -> Verdict:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
-        return yellow(name, f"{soft} files may be open at once (the hard limit is {hard})", f"ulimit -n {_OPEN_FILES}")
+        fix = f"ulimit -n {_OPEN_FILES}"
+        if soft == hard:  # only root can raise it
+            fix = f"nofile {_OPEN_FILES} in /etc/security/limits.conf, or docker run --ulimit nofile={_OPEN_FILES}"
+        return yellow(name, f"{soft} files may be open at once (the hard limit is {hard})", fix)
     return green(name, "no limit" if soft == resource.RLIM_INFINITY else f"{soft} may be open at once")
 
 
