@@ -57,7 +57,7 @@ def gather(paths: list[Path]) -> tuple[list[Script], list[Path]]:
     for path in paths:
         if path.is_dir():
             inside = [one for one in sorted(path.rglob("*")) if one.is_file() and not _SKIPPED & set(one.parts)]
-            known = [(one, kind) for one in inside if (kind := kind_of(one)) is not None]
+            known: list[tuple[Path, Kind]] = [(one, kind) for one in inside if (kind := kind_of(one)) is not None]
             scripts += [_read(one, kind) for one, kind in known[:_MOST_FILES]]
             left_out += [one for one, _ in known[_MOST_FILES:]]
             continue
