@@ -172,6 +172,6 @@ def test_an_adapter_beside_a_base_in_4_bits_under_zero_3(
     assert said.expect(0).out
     copy = run.copy("adapted-on")
     shutil.rmtree(copy.dir.checkpoints / copy.checkpoints()[-1])
-    workplace.headway("resume", copy.path).expect(0)
+    workplace.headway("resume", copy.path, "checkpoint.keep=3").expect(0)
     assert copy.events("resumed")[-1]["step"] == 2
     assert (copy.losses(), copy.state()) == (run.losses(), run.state())

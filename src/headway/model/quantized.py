@@ -59,14 +59,7 @@ class Quantizer:
             device="meta",
         )
         made.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        # PEFT asks a weight of bitsandbytes' own for its settings; one that says it is quantised may be moved.
-        made.weight = importlib.import_module("bitsandbytes.nn").Params4bit(
-            torch.empty(0, dtype=torch.uint8, device=device),
-            compress_statistics=self.double,
-            quant_type=self.kind,
-            blocksize=BLOCK,
-            bnb_quantized=True,
-        )
+        made.weight = self._weight(torch.empty(0, dtype=torch.uint8, device=device))
         mark_held(made, tuple(shape))
         return made
 
@@ -93,7 +86,13 @@ class Quantizer:
             quant_type=self.kind,
             quant_storage=storage,
         )
-        layer.weight, layer.quant_state = nn.Parameter(packed, requires_grad=False), state
+        layer.weight, layer.quant_state = self._weight(packed), state
+
+    def _weight(self, packed: torch.Tensor) -> nn.Parameter:
+        """A plain parameter, which every strategy knows, with what PEFT asks of one of bitsandbytes' own."""
+        weight: Any = nn.Parameter(packed, requires_grad=False)
+        weight.compress_statistics, weight.quant_type = self.double, self.kind
+        return weight
 
 
 def quantizer_of(plan: Plan, compute: torch.dtype | None = None) -> Quantizer:
