@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from bitsandbytes import matmul_4bit
+from bitsandbytes.autograd._functions import matmul_4bit
 from bitsandbytes.functional import QuantState, dequantize_4bit
-from bitsandbytes.nn import Linear4bit
+from bitsandbytes.nn.modules import Linear4bit
 
 
 class _Product(torch.autograd.Function):
