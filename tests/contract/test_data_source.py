@@ -67,6 +67,11 @@ def jsonl_packed(base: Path) -> SourceConfig:
     return SourceConfig(kind="jsonl", paths=("*.jsonl.gz",))
 
 
+def jsonl_array(base: Path) -> SourceConfig:
+    (base / "a.json").write_text(json.dumps([{"text": content} for content in TEXTS], indent=1))
+    return SourceConfig(kind="jsonl", paths=("a.json",))
+
+
 def synthetic(base: Path) -> SourceConfig:
     return SourceConfig(kind="synthetic", options={"num_samples": 12, "seq_length": 4})
 
@@ -80,6 +85,7 @@ MAKERS: dict[str, Callable[[Path], SourceConfig]] = {
     "tar": tar,
     "tfrecord": tfrecord,
     "jsonl, packed": jsonl_packed,
+    "jsonl, an array": jsonl_array,
     "synthetic": synthetic,
 }
 

@@ -12,6 +12,7 @@ from fakes.chats import CHATS, chat_tokenizer, turn, write_jsonl
 from headway.config.schema import SourceConfig
 from headway.data.bpe import TrainingText
 from headway.data.build import StoreRequest, build_store
+from headway.data.pairs import read_pair
 from headway.data.reading import Reading
 from headway.data.seam import Document
 from headway.data.shapes import (
@@ -22,10 +23,8 @@ from headway.data.shapes import (
     BadRecord,
     Keys,
     detect,
-    pair_as_chat,
     read_chat,
     read_label,
-    read_pair,
 )
 from headway.data.sources import concrete, open_source, with_shape
 from headway.data.store import TokenStore
@@ -165,15 +164,15 @@ def test_chats_are_read_in_their_several_forms() -> None:
 
 
 def test_pairs_and_labels() -> None:
-    assert read_pair({"prompt": "a", "completion": "b"}) == ("a", "b")
-    assert list(pair_as_chat({"prompt": "a", "response": "b"}).messages) == [turn("user", "a"), turn("assistant", "b")]
+    assert read_pair({"prompt": "a", "completion": "b"}).plain == ("a", "b")
+    pair = read_pair({"prompt": "a", "response": "b"})
+    assert list(pair.chat.messages) == [turn("user", "a"), turn("assistant", "b")]
     with pytest.raises(BadRecord, match="has an empty 'response': there is nothing to learn"):
         read_pair({"prompt": "a", "response": " \n"})
-    with pytest.raises(BadRecord, match="holds list as 'prompt', not text"):
-        read_pair({"prompt": ["a"], "response": "b"})
     alpaca = {"instruction": "add", "input": "1 2", "output": "3"}
-    assert read_pair(alpaca) == ("add\n\n1 2", "3")
-    assert read_pair(alpaca | {"input": ""}) == read_pair({"instruction": "add", "output": "3"}) == ("add", "3")
+    assert read_pair(alpaca).plain == ("add\n\n1 2", "3")
+    plain = read_pair(alpaca | {"input": ""}).plain
+    assert plain == read_pair({"instruction": "add", "output": "3", "system": "", "history": []}).plain == ("add", "3")
     assert read_label({"text": "a", "label": 3}, Keys()) == ("a", "3")
     assert read_label({"body": "a", "class": "x"}, Keys("body", "class")) == ("a", "x")
     for label, name in ((True, "true"), (2.0, "2"), (" x ", "x")):
@@ -287,19 +286,11 @@ def test_a_preference_may_repeat_its_prompt(tmp_path: Path, tokenizer: Path) -> 
     assert len({store.manifest.hash for store in stores}) == 1
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b'[{"text": "x"}]', r"write one object a line, for example jq -c '\.\[\]' a\.jsonl"),
-        ('{"text": "x"}\n'.encode("utf-16"), "is UTF-16 or UTF-32[\\s\\S]*iconv -f utf-16"),
-    ],
-)
-def test_files_that_are_no_json_lines_say_how_to_make_them(
-    tmp_path: Path, tokenizer: Path, raw: bytes, said: str
-) -> None:
-    (tmp_path / "a.jsonl").write_bytes(raw)
+@pytest.mark.parametrize("raw", ['{"text": "x"}\n', '[{"text": "x"}]'])
+def test_json_in_another_encoding_says_how_to_convert_it(tmp_path: Path, tokenizer: Path, raw: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(raw.encode("utf-16"))
     request = StoreRequest((SourceConfig(paths=("a.jsonl",)),), None, tokenizer, Path("cache"), tmp_path)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"is UTF-16 or UTF-32[\s\S]*iconv -f utf-16"):
         build_store(request)
 
 

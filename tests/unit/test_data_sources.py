@@ -146,11 +146,6 @@ def test_jsonl_faults_name_file_and_line(tmp_path: Path) -> None:
     assert skips(relaxed) == skips(items)
 
 
-def test_one_json_array_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[\n {"text": "one"}\n]')
-    assert "one JSON array" in faults(read(tmp_path, paths=("a.json",)))[0]
-
-
 @pytest.mark.parametrize("size", [1, 7, 16, 17, 33, 64, 1000])
 def test_jsonl_in_parts_reads_every_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     rows = [json.dumps({"text": "x" * (n * 7 % 40)}).encode() for n in range(30)]

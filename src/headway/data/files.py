@@ -82,6 +82,10 @@ class FileSource:
     def path(self, name: str) -> Path:
         return locate(name, self.base)
 
+    def cut_short(self, name: str) -> Skip | None:
+        """A file whose end shows that it is not whole, where the kind of file tells."""
+        return None
+
     def fault(self, where: str, reason: str, rule: str, fix: str = "") -> Skip:
         """A bad record: skipped and counted under `on_error: skip`, else the problem that stops the build."""
         skip_fix = f"{self.key}.options.on_error: skip leaves such records out and counts them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from headway.errors import HeadwayError, Problem
 _PEEK_BYTES = 256 * 1024  # of each file; the build reads all of them, and names what lies further on
 _MOST_FILES = 200
 _TEXT_KINDS = ("text", "jsonl", "csv")
+_EMPTY_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\]\s*")
 
 
 def text(name: str, loaded: LoadedRun) -> Verdict:
@@ -62,7 +64,12 @@ def _faults(source: FileSource) -> Iterator[Problem]:
             yield Problem(source.key, f"cannot be read: {error}", where=file.name, fix=fix)
             blank = False
             continue
-        blank = blank and len(raw) < _PEEK_BYTES and not raw.strip()
+        holds_nothing = not raw.strip() or (source.config.kind == "jsonl" and _EMPTY_ARRAY.fullmatch(raw))
+        blank = blank and len(raw) < _PEEK_BYTES and bool(holds_nothing)
+        torn = source.cut_short(file.name)
+        if torn is not None and torn.problem is not None:
+            yield torn.problem
+            continue
         decoder = codecs.getincrementaldecoder(source.encoding)()
         try:
             decoder.decode(raw, final=len(raw) < _PEEK_BYTES)  # a character may be cut at the end of the peek

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.data.holdout import encode_text
+from headway.data.pairs import read_pair
 from headway.data.preferences import Preference, read_preference
 from headway.data.reading import LossOn, Reading
 from headway.data.seam import Document
@@ -20,11 +21,9 @@ from headway.data.shapes import (
     Chat,
     Keys,
     is_pair,
-    pair_as_chat,
     read_chat,
     read_label,
     read_labels,
-    read_pair,
 )
 from headway.data.templates import ChatTemplate, Rendered, Spans, read_template
 from headway.errors import ModelError, Problem
@@ -117,9 +116,13 @@ class ChatReader:
         if self.template is None:
             rendered = self._plain(record)
         else:
-            chat = pair_as_chat(record) if is_pair(record, keys) else read_chat(record)
-            rendered = self.template.render_all(chat) if self.loss_on == "all" else self.template.render(chat)
-            remarks = self._checked(chat, rendered)
+            pair = read_pair(record) if is_pair(record, keys) else None
+            chat, asked = (pair.chat, pair.asked) if pair else (read_chat(record), 0)
+            if self.loss_on == "all":
+                rendered = self.template.render_all(chat)
+            else:
+                rendered = _behind(self.template.render(chat), chat, asked)
+            remarks = self._checked(chat, chat.messages[asked:], rendered)
         spans = rendered.spans
         learnt = "".join(rendered.text[first:end] for first, end in spans)
         return Prepared(
@@ -132,9 +135,12 @@ class ChatReader:
             remarks=(*remarks, SPELT_OUT) if self._spells_out(record) else remarks,
         )
 
-    def _checked(self, chat: Chat, rendered: Rendered) -> tuple[str, ...]:
-        """Remarks on what the rendered chat lacks. Raises BadRecord where nothing, or something empty, is learnt."""
-        answers = [message for message in chat.messages if message["role"] == "assistant"]
+    def _checked(self, chat: Chat, taught: Sequence[Mapping[str, Any]], rendered: Rendered) -> tuple[str, ...]:
+        """Remarks on what the rendered chat lacks; the answers among `taught` are learnt.
+
+        Raises BadRecord where nothing, or something empty, is learnt.
+        """
+        answers = [message for message in taught if message["role"] == "assistant"]
         if self.loss_on == "assistant" and not (answers and rendered.spans):
             roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in chat.messages))
             rule = f"has no word of the assistant's: nothing of it would be learnt; its roles: {roles}"
@@ -153,7 +159,10 @@ class ChatReader:
         return self.template.by_name.values() if self.template else ()
 
     def _plain(self, record: Mapping[str, Any]) -> Rendered:
-        prompt, response = read_pair(record)
+        plain = read_pair(record).plain
+        if plain is None:
+            raise _no_template()
+        prompt, response = plain
         first = 0 if self.loss_on == "all" else len(prompt)
         return Rendered(prompt + response, ((first, len(prompt) + len(response)),))
 
@@ -185,17 +194,33 @@ class PreferenceReader(ChatReader):
     def _side(self, found: Preference, number: int) -> Rendered:
         if self.template is None:
             if found.plain is None:
-                rule = "holds messages, and the tokenizer has no chat template"
-                raise BadRecord("no template", rule, "give texts, or take the tokenizer of the model's chat variant")
+                raise _no_template()
             prompt, answer = found.plain[number]
             return Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
         chat = (found.chosen, found.rejected)[number]
-        rendered = self.template.render(chat)
-        turns = [message["role"] == "assistant" for message in chat.messages]
-        if len(rendered.spans) != sum(turns):
-            rule = "has messages of the assistant's whose place in the rendered chat cannot be told"
-            raise BadRecord("spans unknown", rule, "one message of the assistant's in each answer")
-        return Rendered(rendered.text, rendered.spans[sum(turns[: found.asked]) :])
+        rendered = _behind(self.template.render(chat), chat, found.asked)
+        if not rendered.spans:
+            raise _unknown_spans()
+        return rendered
+
+
+def _behind(rendered: Rendered, chat: Chat, asked: int) -> Rendered:
+    """The same without the spans of the first `asked` messages. Raises BadRecord where these cannot be told."""
+    turns = [message["role"] == "assistant" for message in chat.messages]
+    earlier = sum(turns[:asked])
+    if earlier and len(rendered.spans) != sum(turns):
+        raise _unknown_spans()
+    return Rendered(rendered.text, rendered.spans[earlier:])
+
+
+def _unknown_spans() -> BadRecord:
+    rule = "has messages of the assistant's whose place in the rendered chat cannot be told"
+    return BadRecord("spans unknown", rule, "one message of the assistant's in each answer")
+
+
+def _no_template() -> BadRecord:
+    rule = "holds messages, and the tokenizer has no chat template"
+    return BadRecord("no template", rule, "give texts, or take the tokenizer of the model's chat variant")
 
 
 def _called(message: Mapping[str, Any]) -> list[str]:

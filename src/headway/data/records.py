@@ -1,4 +1,4 @@
-"""Sources of records, of any of the shapes of headway.data.shapes: JSON lines, CSV and Parquet."""
+"""Sources of records, of any of the shapes of headway.data.shapes: JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import codecs
 import csv
 import io
 import json
+import lzma
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headway.config.schema import SourceConfig
 from headway.data.files import FileSource
+from headway.data.json_arrays import Element, JsonDocument, NotJson
 from headway.data.seam import Document, Skip
-from headway.data.shapes import TEXT, Keys, columns, every_column, readable
+from headway.data.shapes import TEXT, Keys, columns, every_column, fitting, readable
 from headway.data.unpacking import TEXT_PER_BYTE, ending, is_compressed, open_unpacked, undamaged
 from headway.errors import DataError, Problem
 
 JSONL_SHARD_BYTES = 2**20
-_ARRAY_FIX = "the file is one JSON array: write one object a line, for example jq -c '.[]' {name} > NEW.jsonl"
+_TAIL_BYTES = 2**12
 ROWS_AT_ONCE = 1024  # of a Parquet file
 
 
@@ -78,10 +81,13 @@ class RecordSource(FileSource):
 
 
 class JsonLines(RecordSource):
-    """One JSON object a line. Large files are read in parts; a part starts behind the byte that ends a line.
+    """One JSON object a line, or one array of objects a file; option `field`: the array's key in the file's object.
 
-    So an encoding whose line ends are other bytes, as UTF-16's are, cannot be read.
+    Large files of lines are read in parts; a part starts behind the byte that ends a line. So an encoding whose line
+    ends are other bytes, as UTF-16's are, cannot be read. An array is read from its start, by one process.
     """
+
+    option_names = FileSource.option_names | {"field"}
 
     def __init__(self, config: SourceConfig, base: Path, key: str = "data.train"):
         super().__init__(config, base, key)
@@ -89,16 +95,22 @@ class JsonLines(RecordSource):
             fix = "convert the file to UTF-8, which is what JSON is written in"
             rule = "does not end its lines as JSON lines must"
             raise DataError(problems=[Problem(f"{key}.options.encoding", rule, self.encoding, fix)])
+        self.field = self.option("field", "")
+        if not isinstance(self.field, str):
+            rule = "must be the key under which the records are listed"
+            raise DataError(problems=[Problem(f"{key}.options.field", rule, self.field, "for example 'data'")])
+        self._arrays: dict[str, bool] = {}
 
     def shards(self) -> list[str]:
         names: list[str] = []
         for file in self.found:
             size = file.path.stat().st_size
+            whole = self._is_array(file.name)
             if is_compressed(file.name):  # one part: it is read from its start only
                 names.append(f"{file.name}#0-{size * TEXT_PER_BYTE}")
                 continue
-            starts = range(0, max(size, 1), JSONL_SHARD_BYTES)
-            names += [f"{file.name}#{start}-{min(start + JSONL_SHARD_BYTES, size)}" for start in starts]
+            starts = range(0, max(size, 1), size + 1 if whole else JSONL_SHARD_BYTES)
+            names += [f"{file.name}#{start}-{min(start + starts.step, size)}" for start in starts]
         return names
 
     def size_bytes(self, shard: str) -> int:
@@ -107,10 +119,63 @@ class JsonLines(RecordSource):
 
     def records(self, shard: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         name, start, end = _parse_part(shard)
-        if is_compressed(name):
+        if self._is_array(name):
+            yield from undamaged(self._elements(name), name, self.key)
+        elif is_compressed(name):
             yield from undamaged(self._lines(name, 0, sys.maxsize), name, self.key)
         else:
             yield from self._lines(name, start, end)
+
+    def _is_array(self, name: str) -> bool:
+        """Whether a file is one array: as its first character says, or the option. No for one that cannot be read."""
+        if name not in self._arrays:
+            try:
+                with open_unpacked(self.path(name)) as file:
+                    self._arrays[name] = bool(self.field) or JsonDocument(file, self.encoding).begins_with("[")
+            except (OSError, EOFError, zlib.error, lzma.LZMAError):
+                self._arrays[name] = False
+        return self._arrays[name]
+
+    def _elements(self, name: str) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
+        with open_unpacked(self.path(name)) as file:
+            document = JsonDocument(file, self.encoding)
+            try:
+                for element in document.elements(self.field):
+                    yield self._record(name, element)
+            except NotJson as error:
+                where = f"{name}:{error.line} (record {document.number})" if document.number else f"{name}:{error.line}"
+                yield Skip(where, "not JSON", self._broken(name, str(error), where))
+
+    def _record(self, name: str, element: Element) -> tuple[str, dict[str, Any]] | Skip:
+        where = f"{name}:{element.line} (record {element.number})"
+        if element.bad is not None:
+            return self.undecodable(name, *element.bad)
+        if isinstance(element.value, dict):
+            return where, element.value
+        return self.fault(where, "not an object", _not_an_object(element.value))
+
+    def _broken(self, name: str, rule: str, where: str) -> Problem:
+        """What is wrong with a file as a whole: `on_error: skip` is no help."""
+        if self.field and (other := self._list_name(name)) not in ("", self.field):
+            return Problem(self.key, f"the file {rule}", where=where, fix=f"{self.key}.options.field: {other}")
+        fix = "fetch or make the file again; records behind this place cannot be told apart"
+        return Problem(self.key, f"the file {rule}", where=where, fix=fix)
+
+    def _list_name(self, name: str) -> str:
+        with open_unpacked(self.path(name)) as file:
+            return JsonDocument(file, self.encoding).list_name()
+
+    def cut_short(self, name: str) -> Skip | None:
+        """A plain file of an array whose last character does not end it, told without reading the whole."""
+        if is_compressed(name) or not self._is_array(name):
+            return None
+        with open_unpacked(self.path(name)) as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read().rstrip()
+        if not tail or tail.endswith(b"}" if self.field else b"]"):
+            return None
+        return Skip(name, "not JSON", self._broken(name, "is cut short: its array is not ended", name))
 
     def _lines(self, name: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]] | Skip]:
         with open_unpacked(self.path(name)) as lines:
@@ -125,10 +190,14 @@ class JsonLines(RecordSource):
                 where = f"{name}:{number}" if start == 0 else f"{name} at byte {offset}"
                 record = _parse_line(line.removeprefix(codecs.BOM_UTF8) if offset == 0 else line, self.encoding)
                 if isinstance(record, dict):
-                    yield where, record
+                    yield (where, record) if offset else self._first(name, where, record)
                 elif record is None:
                     yield Skip(where, "blank line")
                 else:
+                    whole = self._one_object(name, line) if offset == 0 else None
+                    if whole is not None:
+                        yield whole
+                        return
                     # Counting the lines before this part reads all of it: only for an error that is shown.
                     before = 0 if start == 0 or self.skips_errors else _count_lines(self.path(name), first)
                     yield self._bad_line(name, before + number, offset, line, record)
@@ -146,10 +215,32 @@ class JsonLines(RecordSource):
         if isinstance(error, UnicodeDecodeError):
             start = error.start + len(line) - len(error.object)  # behind a byte order mark
             return self.undecodable(name, number, offset + start, line[start], line[:4])
-        hint = _ARRAY_FIX.format(name=name) if number == 1 and line.lstrip().startswith(b"[") else ""
         if isinstance(error, TypeError):
-            return self.fault(where, "not an object", str(error), hint)
-        return self.fault(where, "not JSON", f"is not JSON: {error}", hint)
+            return self.fault(where, "not an object", str(error))
+        return self.fault(where, "not JSON", f"is not JSON: {error}")
+
+    def _one_object(self, name: str, line: bytes) -> Skip | None:
+        """What a file is whose first line only begins an object; None where that line is merely a bad one."""
+        begun = line.removeprefix(codecs.BOM_UTF8).strip()
+        found = self._list_name(name) if begun.startswith(b"{") else ""
+        if not found and begun != b"{":
+            return None
+        rule, fix = "holds objects over several lines", f"one object a line: jq -c . {name} > NEW.jsonl"
+        if found:
+            rule, fix = f"is one JSON object, its records under {found!r}", f"{self.key}.options.field: {found}"
+        return Skip(f"{name}:1", "not JSON", Problem(self.key, rule, where=f"{name}:1", fix=fix))
+
+    def _first(self, name: str, where: str, record: dict[str, Any]) -> tuple[str, dict[str, Any]] | Skip:
+        """A file's first record, unless it is the only one and no record, but holds a list of them."""
+        found = next((key for key, value in record.items() if _is_records(value)), None)
+        if found is None or fitting(record, self.keys):
+            return where, record
+        with open_unpacked(self.path(name)) as lines:
+            lines.readline()
+            if lines.readline().strip():
+                return where, record
+        rule, fix = f"is one JSON object, its records under {found!r}", f"{self.key}.options.field: {found}"
+        return Skip(where, "not JSON", Problem(self.key, rule, where=where, fix=fix))
 
 
 def _parse_line(line: bytes, encoding: str) -> dict[str, Any] | Exception | None:
@@ -158,11 +249,17 @@ def _parse_line(line: bytes, encoding: str) -> dict[str, Any] | Exception | None
         return None
     try:
         record = json.loads(line.decode(encoding))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no JSON, or a number of too many digits
         return error
-    if isinstance(record, dict):
-        return record
-    return TypeError(f'holds a JSON {type(record).__name__}, not an object such as {{"text": "..."}}')
+    return record if isinstance(record, dict) else TypeError(_not_an_object(record))
+
+
+def _not_an_object(value: object) -> str:
+    return f'holds a JSON {type(value).__name__}, not an object such as {{"text": "..."}}'
+
+
+def _is_records(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(part, dict) for part in value)
 
 
 def _parse_part(shard: str) -> tuple[str, int, int]:

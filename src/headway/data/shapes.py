@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from headway.config.schema import SourceConfig
 from headway.data.seam import Skip
@@ -19,8 +19,7 @@ ANY_SHAPE = (TEXT, MESSAGES, PAIR, PREFERENCE)  # that hold words, for a tokeniz
 LOOKED_AT = 32  # records of a source that its shape is read off
 
 _CHATS = ("messages", "conversations")
-_RESPONSES = ("response", "completion")
-_INSTRUCTION = ("instruction", "input", "output")  # as in Alpaca's data; the input may be absent or empty
+RESPONSES = ("response", "completion")
 _TOOLS = "tools"
 _PREFERRED = ("prompt", "chosen", "rejected")
 # The words of ShareGPT's conversations, and of the data sets like it.
@@ -29,7 +28,7 @@ _USUAL_ROLES = ("user", "assistant", "system", "tool")
 _WORDS = {
     TEXT: 'records of text, such as {{"{text}": "..."}}',
     MESSAGES: 'chats, such as {{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", ...}}]}}',
-    PAIR: 'pairs, such as {{"prompt": "...", "response": "..."}}',
+    PAIR: 'pairs, such as {{"prompt": "...", "response": "..."}}, of texts or of messages',
     LABELLED: 'labelled texts, such as {{"{text}": "...", "{label}": "..."}}',
     SETS: 'texts with any number of labels, such as {{"{text}": "...", "{label}": ["...", "..."]}}',
     PREFERENCE: 'preferences, such as {{"prompt": "...", "chosen": "...", "rejected": "..."}}, of texts or of messages',
@@ -38,6 +37,19 @@ _TASK_OF = {TEXT: "causal_lm", MESSAGES: "instruction", PAIR: "instruction"}
 _TASK_OF |= {LABELLED: "classification", SETS: "classification", PREFERENCE: "preference"}
 
 Record = Mapping[str, Any]
+
+
+class Alpaca(NamedTuple):
+    """The keys of Alpaca's records and of those like them; all but the instruction and the output may be absent."""
+
+    instruction: str = "instruction"
+    input: str = "input"
+    output: str = "output"
+    system: str = "system"
+    history: str = "history"
+
+
+ALPACA = Alpaca()
 
 
 class BadRecord(ValueError):
@@ -98,15 +110,15 @@ def fitting(record: Record, keys: Keys) -> set[str]:
             found.add(SETS if isinstance(_listed(record[keys.label]), list | tuple) else LABELLED)
     if any(isinstance(_listed(record.get(name)), list | tuple) for name in _CHATS):
         found.add(MESSAGES)
-    if ("prompt" in record and any(name in record for name in _RESPONSES)) or _is_instruction(record):
+    if ("prompt" in record and any(name in record for name in RESPONSES)) or is_alpaca(record):
         found.add(PAIR)
     if "chosen" in record and "rejected" in record:
         found.add(PREFERENCE)
     return found
 
 
-def _is_instruction(record: Record) -> bool:
-    return "instruction" in record and "output" in record
+def is_alpaca(record: Record) -> bool:
+    return ALPACA.instruction in record and ALPACA.output in record
 
 
 def _listed(value: Any) -> Any:
@@ -119,15 +131,23 @@ def _listed(value: Any) -> Any:
         return value
 
 
+def listed_messages(value: Any) -> Any:
+    """A list of messages where the value is the JSON text of one; any other text, a list among them, is a text."""
+    found = _listed(value)
+    parts = cast("list[object]", found) if isinstance(found, list | tuple) else []
+    messages = parts and all(isinstance(part, Mapping) and ("role" in part or "from" in part) for part in parts)
+    return found if messages else value
+
+
 def columns(shape: str, keys: Keys) -> tuple[str, ...]:
     """The keys that a shape may read, for files that are read by column."""
     return {
         TEXT: (keys.text,),
         MESSAGES: (*_CHATS, _TOOLS),
-        PAIR: ("prompt", *_RESPONSES, *_INSTRUCTION, _TOOLS),
+        PAIR: ("prompt", *RESPONSES, *ALPACA, _TOOLS),
         LABELLED: (keys.text, keys.label),
         SETS: (keys.text, keys.label),
-        PREFERENCE: (*_PREFERRED, _TOOLS),
+        PREFERENCE: (*_PREFERRED, *ALPACA, _TOOLS),
     }[shape]
 
 
@@ -170,23 +190,24 @@ def detect(items: Iterable[tuple[str, Record] | Skip], accepted: Sequence[str], 
 def _no_shape(where: str, record: Record, accepted: Sequence[str], keys: Keys) -> Problem:
     wanted = " or ".join(expected(shape, keys) for shape in accepted)
     fits = sorted(fitting(record, keys), key=list(_WORDS).index, reverse=True)
-    rule = f"holds no {wanted}; the record's keys: {_named(record)}"
+    rule = f"holds no {wanted}; the record's keys: {named_keys(record)}"
     named = {"text_key": TEXT in accepted or LABELLED in accepted, "label_key": LABELLED in accepted}
     words = " and ".join(f"{keys.source}.{name}" for name, used in named.items() if used)
     fix = f"name the keys with {words}, or rename them" if words else "rename the keys, or give such records"
     held = next((name for name in _CHATS if name in record), None)
     if fits == [TEXT] and LABELLED in accepted:
-        rule = f"holds texts without {keys.label!r}, but the task learns from {wanted}; keys: {_named(record)}"
+        rule = f"holds texts without {keys.label!r}, but the task learns from {wanted}; keys: {named_keys(record)}"
         fix = f"name the label's key with {keys.source}.label_key, or write task: causal_lm"
     elif not fits and held is not None and MESSAGES in accepted:
-        rule = f"holds {_kind(record[held])} as {held!r}, not a list of messages; the task learns from {wanted}"
+        rule = f"holds {kind_of(record[held])} as {held!r}, not a list of messages; the task learns from {wanted}"
     elif fits:
         rule = f"holds {_WORDS[fits[0]].partition(',')[0]}, but the task learns from {wanted}"
         fix = f"write task: {_TASK_OF[fits[0]]}, or give such records"
     return Problem(keys.source, rule, where=where, fix=fix)
 
 
-def _named(record: Record) -> str:
+def named_keys(record: Record) -> str:
+    """A record's keys, for a person."""
     return ", ".join(map(repr, record)) or "none"
 
 
@@ -195,10 +216,9 @@ def readable(record: Record, shape: str, keys: Keys) -> str:
     try:
         if shape == MESSAGES:
             return "\n".join(_contents(read_chat(record).messages))
-        if shape == PAIR:
-            return "\n".join(read_pair(record))
-        if shape == PREFERENCE:
-            return "\n".join(_texts_of(record.get(name)) for name in _PREFERRED)
+        if shape in (PAIR, PREFERENCE):
+            held = (_texts_of(record.get(name)) for name in columns(shape, keys) if name != _TOOLS)
+            return "\n".join(filter(None, held))
     except BadRecord:
         return ""
     text = record.get(keys.text)
@@ -207,6 +227,7 @@ def readable(record: Record, shape: str, keys: Keys) -> str:
 
 def _texts_of(given: object) -> str:
     """The words of a text or of messages; '' of anything else."""
+    given = listed_messages(given)
     if isinstance(given, str):
         return given
     messages = cast("list[object]", given) if isinstance(given, list | tuple) else []
@@ -222,25 +243,25 @@ def read_chat(record: Record) -> Chat:
     name = next((name for name in _CHATS if record.get(name) is not None), None)
     if name is None:
         null = next((name for name in _CHATS if name in record), None)
-        rule = f"holds null as {null!r}" if null else f"has no 'messages'; its keys: {_named(record)}"
+        rule = f"holds null as {null!r}" if null else f"has no 'messages'; its keys: {named_keys(record)}"
         raise BadRecord("no chat", rule, f"expected {_words(MESSAGES)}")
     given = _listed(record[name])
     if not isinstance(given, list | tuple) or not given:
-        raise BadRecord("no chat", f"holds {_kind(given)} as {name!r}, not a list of messages")
+        raise BadRecord("no chat", f"holds {kind_of(given)} as {name!r}, not a list of messages")
     messages = tuple(_message(message, n) for n, message in enumerate(cast("list[object]", given), start=1))
     return Chat(messages, _tools(record.get(_TOOLS)))
 
 
 def _message(given: object, number: int) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadRecord("no chat", f"holds {_kind(given)} as message {number}, not an object with role and content")
+        raise BadRecord("no chat", f"holds {kind_of(given)} as message {number}, not an object with role and content")
     message = {key: value for key, value in cast("Record", given).items() if value is not None}
     if "role" not in message and isinstance(message.get("from"), str):  # as ShareGPT says it
         said = message.pop("from")
         message = {"role": _ROLES.get(said.lower(), said), "content": message.pop("value", None), **message}
     role = message.get("role")
     if not isinstance(role, str):
-        raise BadRecord("no chat", f"has no 'role' in message {number}; that one's keys: {_named(message)}")
+        raise BadRecord("no chat", f"has no 'role' in message {number}; that one's keys: {named_keys(message)}")
     if role not in _USUAL_ROLES and (meant := role.strip().lower()) in _USUAL_ROLES:
         raise BadRecord("bad role", f"has the role {role!r} in message {number}", f"write {meant!r}")
     content = message.get("content")
@@ -249,7 +270,7 @@ def _message(given: object, number: int) -> dict[str, Any]:
     if isinstance(content, list | tuple):
         message["content"] = _joined(cast("list[object]", content), f"message {number} ({role})")
     elif content is not None and not isinstance(content, str):
-        said = f"holds {_kind(content)} as the 'content' of message {number} ({role}), not text"
+        said = f"holds {kind_of(content)} as the 'content' of message {number} ({role}), not text"
         raise BadRecord("no chat", said)
     return message
 
@@ -278,50 +299,13 @@ def _tools(given: object) -> tuple[Any, ...] | None:
     if given is None or given == []:
         return None
     if not isinstance(given, list | tuple):
-        raise BadRecord("bad tools", f"holds {_kind(given)} as 'tools', not a list of JSON schemas")
+        raise BadRecord("bad tools", f"holds {kind_of(given)} as 'tools', not a list of JSON schemas")
     return tuple(cast("list[Any]", given))
-
-
-def read_pair(record: Record) -> tuple[str, str]:
-    """(prompt, response). Raises BadRecord."""
-    asked, answered = _pair_keys(record)
-    prompt, response = record.get(asked), record.get(answered)
-    if prompt is None or response is None:
-        rule = f"has no 'prompt' with a 'response'; its keys: {_named(record)}"
-        raise BadRecord("no pair", rule, f"expected {_words(PAIR)}")
-    for key, value in ((asked, prompt), (answered, response)):
-        if not isinstance(value, str):
-            fix = "of messages, give one list: 'messages'" if isinstance(_listed(value), list | tuple) else ""
-            raise BadRecord("no pair", f"holds {_kind(value)} as {key!r}, not text", fix)
-    if not response.strip():
-        raise BadRecord("empty response", f"has an empty {answered!r}: there is nothing to learn")
-    return (_with_input(prompt, record) if asked == _INSTRUCTION[0] else prompt), response
-
-
-def _pair_keys(record: Record) -> tuple[str, str]:
-    if record.get("prompt") is None and _is_instruction(record):
-        return _INSTRUCTION[0], _INSTRUCTION[2]
-    return "prompt", next((name for name in _RESPONSES if record.get(name) is not None), _RESPONSES[0])
-
-
-def _with_input(instruction: str, record: Record) -> str:
-    """An instruction with what it is about, a blank line between."""
-    about = record.get(_INSTRUCTION[1])
-    if about is not None and not isinstance(about, str):
-        raise BadRecord("no pair", f"holds {_kind(about)} as {_INSTRUCTION[1]!r}, not text")
-    return f"{instruction}\n\n{about}" if about and about.strip() else instruction
 
 
 def is_pair(record: Record, keys: Keys) -> bool:
     """Whether a record is to be read as a pair: as its source says, else as it looks."""
     return keys.shape == PAIR or (keys.shape != MESSAGES and MESSAGES not in fitting(record, keys))
-
-
-def pair_as_chat(record: Record) -> Chat:
-    """A prompt and its response as the two messages of a chat."""
-    prompt, response = read_pair(record)
-    messages = ({"role": "user", "content": prompt}, {"role": "assistant", "content": response})
-    return Chat(messages, _tools(record.get(_TOOLS)))
 
 
 def read_label(record: Record, keys: Keys) -> tuple[str, str]:
@@ -341,7 +325,7 @@ def read_labels(record: Record, keys: Keys) -> tuple[str, tuple[str, ...]]:
     if labels is None:
         raise _without_label(record, keys, "write [] for no label")
     if not isinstance(labels, list | tuple):
-        rule = f"holds {_kind(labels)} as {keys.label!r}: expected a list of labels, as in the records before it"
+        rule = f"holds {kind_of(labels)} as {keys.label!r}: expected a list of labels, as in the records before it"
         raise BadRecord("bad label", rule, "write [] for no label, [one] for one")
     return text, tuple(sorted({_label_name(label, keys) for label in cast("list[object]", labels)}))
 
@@ -349,8 +333,8 @@ def read_labels(record: Record, keys: Keys) -> tuple[str, tuple[str, ...]]:
 def _labelled_text(record: Record, keys: Keys) -> str:
     text = record.get(keys.text)
     if not isinstance(text, str):
-        rule = f"has no {keys.text!r}; its keys: {_named(record)}"
-        rule = f"holds {_kind(text)} as {keys.text!r}, not text" if keys.text in record else rule
+        rule = f"has no {keys.text!r}; its keys: {named_keys(record)}"
+        rule = f"holds {kind_of(text)} as {keys.text!r}, not text" if keys.text in record else rule
         raise BadRecord("no text", rule, f"name the text's key with {keys.source}.text_key")
     return text
 
@@ -358,7 +342,7 @@ def _labelled_text(record: Record, keys: Keys) -> str:
 def _without_label(record: Record, keys: Keys, more: str = "") -> BadRecord:
     if keys.label in record:
         return BadRecord("no label", f"has nothing as {keys.label!r}", more or "give it one, or leave it out")
-    rule = f"has no {keys.label!r}; its keys: {_named(record)}"
+    rule = f"has no {keys.label!r}; its keys: {named_keys(record)}"
     return BadRecord("no label", rule, f"name the label's key with {keys.source}.label_key")
 
 
@@ -371,7 +355,7 @@ def _label_name(label: object, keys: Keys) -> str:
     name = str(label).strip() if isinstance(label, str | int) else ""
     if not name:
         fix = "numbers that are no classes cannot be learnt here" if isinstance(label, float) else ""
-        rule = f"holds {_kind(label)} as {keys.label!r}: a label is one text, one whole number, true or false"
+        rule = f"holds {kind_of(label)} as {keys.label!r}: a label is one text, one whole number, true or false"
         raise BadRecord("bad label", rule, fix)
     return name
 
@@ -380,7 +364,8 @@ def _words(shape: str) -> str:
     return expected(shape, Keys())
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is, in a person's words."""
     if value is None:
         return "null"
     empty = "an empty " if isinstance(value, list | str) and not value else ""
