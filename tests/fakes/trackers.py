@@ -61,7 +61,7 @@ def read_wandb(run_dir: Path, name: str) -> Figures:
 
 
 @cache
-def _empty_store(folder: Path) -> Path:
+def empty_store(folder: Path) -> Path:
     """An MLflow store without a run: making one takes seconds, copying it none."""
     from mlflow import MlflowClient
 
@@ -74,7 +74,7 @@ def place_store(run_dir: Path, shared: Path) -> None:
     """Lay an empty MLflow store where the tracker looks for it; `shared` is the same folder for all tests."""
     folder = run_dir.parent / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_empty_store(shared), folder / "mlflow.db")
+    shutil.copyfile(empty_store(shared), folder / "mlflow.db")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def first(status: JobStatus) -> tuple[int, int, str]:
     return status.failure.rank, status.failure.exit_code, status.failure.error
 
 
-def test_ranks_that_end_well(tmp_path: Path, method: str) -> None:
+def test_ranks_that_end_well(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the environment of now, also where the server that forks them stands since before."""
+    monkeypatch.setenv("EXTRA", str(tmp_path))
     ticks: list[float] = []
     job = fake_job(tmp_path, {0: ["sleep 0.3"], 1: ["print hello"]})
     status = run_job(job, lambda: ticks.append(time.monotonic()), options(method, tick_seconds=0.05))
@@ -66,6 +68,7 @@ def test_ranks_that_end_well(tmp_path: Path, method: str) -> None:
     assert environment["MASTER_PORT"] == trace(tmp_path, 0, "environment")["MASTER_PORT"]
     assert environment["DS_ACCELERATOR"] == "cpu"
     assert environment["HEADWAY_LAUNCHED"] == "1"
+    assert environment["EXTRA"] == str(tmp_path)
     assert trace(tmp_path, 1, "argv") == [str(tmp_path)]
 
 

@@ -112,6 +112,7 @@ CASES = [
     (["track=[tensorbord]"], "track.tensorbord", "did you mean 'tensorboard'?"),
     (["track={mlflow: {url: 'http://a'}}"], "track.mlflow.url", "did you mean 'uri'?"),
     (["track={own: [tracker]}"], "track.own[0]", "must be package.module:Class"),
+    (["track={mlflow: {uri: localhost:5000}}"], "track.mlflow.uri", "is the URL of no server or database"),
     (["name=../x"], "name", "becomes a folder"),
 ]
 

@@ -173,7 +173,7 @@ def _adapter(adapter: AdapterConfig | None, model: ModelConfig, task: TaskConfig
             if getattr(adapter, key) is not None:
                 fix = "remove it, or write kind: qlora"
                 yield Problem(f"adapter.{key}", "has no effect with kind: lora", getattr(adapter, key), fix)
-    if model.from_ is None and (model.config or model.factory):
+    if model.config or (model.factory and adapter.kind == "qlora"):
         fix = "write model: {from: FOLDER}, or remove adapter to train all weights"
         yield Problem("adapter", "needs a pretrained model of the transformers library", fix=fix)
     if task.kind == "classification":
@@ -326,6 +326,13 @@ def _device_can(launch: LaunchConfig, train: TrainConfig, model: ModelConfig) ->
         yield Problem("model.attention", "has no kernel on a CPU", "flash", "write sdpa, or leave it out")
 
 
+def _mlflow_uri(track: TrackConfig) -> Iterator[Problem]:
+    uri = track.mlflow.uri if track.mlflow else None
+    if uri is not None and "://" not in uri and not uri.startswith("databricks"):
+        fix = "for example http://localhost:5000, or sqlite:///mlflow.db; without uri there is a store beside the runs"
+        yield Problem("track.mlflow.uri", "is the URL of no server or database", uri, fix)
+
+
 def _own_trackers(track: TrackConfig) -> Iterator[Problem]:
     for index, path in enumerate(track.own):
         if not _IMPORT.fullmatch(path):
@@ -364,6 +371,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("launch", "strategy"), _launch),
     (("launch", "train", "model"), _device_can),
     (("track",), _own_trackers),
+    (("track",), _mlflow_uri),
 )
 
 

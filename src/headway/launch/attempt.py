@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -117,7 +118,8 @@ class Attempt:
             log=RunDir(self.job.run_dir).logs(number),
             directory=Path.cwd(),
             threads=self.job.launch.threads,
-            environment=rank_environment(self.job, number, self.port) | LAUNCHED,
+            # The server stands since an earlier run perhaps: a key may have been set in between.
+            environment={**os.environ, **rank_environment(self.job, number, self.port), **LAUNCHED},
         )
         return forkserver.fork_rank(start, number)
 

@@ -16,6 +16,7 @@ from headway.track.record import EVALUATION_MARK, TRAINING_MARK, missing, standi
 from headway.track.seam import Tracker
 
 LOCAL_RECORD = "jsonl"
+_LONGEST_WORDS = 300
 _BEHIND_A_CONNECTION = ("mlflow",)  # wandb has a process of its own for that
 
 Held = dict[str, set[int]]
@@ -108,14 +109,20 @@ class FanOut:
                 consequence = f"is left out from here (`headway show {self._run.name} --sync` sends what is missing)"
             if kind not in self._failed:
                 self._failed.add(kind)
-                self._warn(f"the tracker {kind!r} could not {what} and {consequence}: {type(error).__name__}: {error}")
+                self._warn(f"the tracker {kind!r} could not {what} and {consequence}: {_said(error)}")
 
 
 def _cannot_start(kind: str, error: Exception) -> UserError:
     fix = f"remove {kind!r} from `track` in the run file"
     if isinstance(error, HeadwayError):
         return UserError(f"the tracker {kind!r} cannot start: {error.args[0]}", fix=f"or {fix}")
-    return UserError(f"the tracker {kind!r} cannot start: {type(error).__name__}: {error}", fix=f"repair it, or {fix}")
+    return UserError(f"the tracker {kind!r} cannot start: {_said(error)}", fix=f"repair it, or {fix}")
+
+
+def _said(error: Exception) -> str:
+    """An error in one line; of a long one, as a page for an answer is, the beginning and the end."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= _LONGEST_WORDS else f"{words[: _LONGEST_WORDS - 100]} ... {words[-95:]}"
 
 
 def make_trackers(trackers: Sequence[TrackPlan], warn: Callable[[str], None], *, wait: bool = False) -> FanOut:

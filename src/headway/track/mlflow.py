@@ -20,6 +20,10 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus
+from mlflow.environment_variables import (
+    MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
+    MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
+)
 from mlflow.exceptions import MlflowException
 
 from headway.errors import MissingExtra, UserError
@@ -28,10 +32,15 @@ from headway.track.record import export_facts, identity, parameters, texts
 
 for _name in ("mlflow", "alembic"):
     logging.getLogger(_name).setLevel(logging.WARNING)
+# Not in between the lines of a command's answer, unless the user wants them.
+for _shown, _quiet in ((MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT, True), (MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR, False)):
+    if not _shown.is_set():
+        _shown.set(_quiet)
 
 _ID = "headway.id"
 _OUTCOMES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _ANSWER_SECONDS = 10.0
+_NOT_JSON = "not in a valid JSON format"  # MLflow's own words
 _PARAMETERS_A_CALL = 100  # MLflow's own limit
 
 
@@ -58,12 +67,18 @@ class MlflowTracker:
         """Find or make the run and send what does not change; raises UserError where no server answers."""
         self._run, self._name = RunDir(run_dir.absolute()), name
         uri = self._uri or _embedded(self._run.path)
-        if uri.startswith(("http://", "https://")):
+        is_server = uri.startswith(("http://", "https://"))
+        if is_server:
             _require_answer(uri)
         else:
             _require_database()
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        experiment = self._experiment_id(self._experiment or name)
+        try:
+            experiment = self._experiment_id(self._experiment or name)
+        except MlflowException as error:
+            if is_server:
+                _require_welcome(uri, error)
+            raise
         self._run_id = self._find_or_make(experiment, identity(self._run.path, "mlflow"))
         self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
         known = self._client.get_run(self._run_id).data.params
@@ -165,3 +180,14 @@ def _require_answer(uri: str) -> None:
             f"no MLflow server answers at {uri}: {reason}",
             fix="start it, or write track: {mlflow: {}} for a store beside the runs",
         ) from error
+
+
+def _require_welcome(uri: str, error: MlflowException) -> None:
+    """Say in words what a server's first answer means. Raises UserError where it is known."""
+    status = error.get_http_status_code()
+    if status in (401, 403):
+        fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+        raise UserError(f"the MLflow server at {uri} does not let us in: {status}", fix=fix) from error
+    if status == 404 or _NOT_JSON in error.message:
+        fix = "check the address; behind a proxy it ends in the path before /api/2.0/mlflow"
+        raise UserError(f"what answers at {uri} is no MLflow server", fix=fix) from error
