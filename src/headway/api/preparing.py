@@ -190,7 +190,8 @@ def _shape(config: RunConfig, model_config: dict[str, Any], data: DataFacts, cod
     if model.factory is None:
         return shape_of(model_config, config.task.kind)
     roots = tuple(part.root for part in code)
-    return probe_own(OwnModel(model.factory, model.options, data.vocab, config.train.sequence, roots))
+    own = OwnModel(model.factory, model.options, data.vocab, config.train.sequence, roots)
+    return probe_own(own.with_adapter(config.adapter.rank, config.adapter.targets) if config.adapter else own)
 
 
 def _with_labels(origin: ModelOrigin, config: dict[str, Any], data: DataFacts) -> tuple[dict[str, Any], bool]:

@@ -163,6 +163,8 @@ def _small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelShape]:
         return made, shape_of(small, plan.task.kind)
     if plan.shape.parameters <= OWN_SIZE_PARAMETERS:
         said.append(f"the model at its own size, windows of {SEQUENCE}")
+        if ":" in kind and plan.adapter is not None:
+            return plan.model, _own_shape(plan, kind, plan.model.options, plan.shape.vocab)
         return plan.model, plan.shape
     why = "it is your own" if ":" in kind else f"its config has no {', '.join(lacking)}"
     rule = f"cannot be made small ({why}), and its {plan.shape.parameters / 1e6:.0f} M parameters are too many as it is"
@@ -177,8 +179,7 @@ def _users_small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelSha
     if has_name(plan.code, module, _CERTIFY):
         small = f"{module}:{_CERTIFY}"
         said.append(f"the small model that {small} makes")
-        roots = tuple(part.root for part in plan.code)
-        shape = probe_own(OwnModel(small, {}, min(VOCAB, plan.shape.vocab), SEQUENCE, roots))
+        shape = _own_shape(plan, small, {}, min(VOCAB, plan.shape.vocab))
         return plan.model.model_copy(update={"kind": small, "options": {}}), shape
     use_code(plan.code, None)
     factory = getattr(load_object(plan.model.kind, "model.factory"), _CERTIFY, None)
@@ -186,6 +187,13 @@ def _users_small_model(plan: Plan, said: list[str]) -> tuple[ModelPlan, ModelSha
         return None
     said.append(f"the small model that {plan.model.kind}.{_CERTIFY} gives")
     return factory(plan)
+
+
+def _own_shape(plan: Plan, kind: str, options: dict[str, Any], vocab: int) -> ModelShape:
+    """The shape of a factory's module; it names the small adapter, where there is one."""
+    roots = tuple(part.root for part in plan.code)
+    own = OwnModel(kind, options, vocab, SEQUENCE, roots)
+    return probe_own(own.with_adapter(min(plan.adapter.rank, _RANK), plan.adapter.targets) if plan.adapter else own)
 
 
 def _is_dropout(key: str, value: Any) -> bool:
@@ -282,7 +290,7 @@ def _strategy(plan: Plan, small: ModelShape, processes: int) -> StrategyPlan:
     most = small.trainable_parameters // _FLUSHES
 
     def scaled(elements: int, least: int) -> int:
-        return max(least, min(most, round(elements * ratio))) // 2 * 2  # DeepSpeed refuses odd buckets
+        return max(min(least, most), min(most, round(elements * ratio))) // 2 * 2  # DeepSpeed refuses odd buckets
 
     return strategy.model_copy(
         update={

@@ -16,6 +16,7 @@ from headway.certify.inspecting import full_gradients, gradient_bytes, state_byt
 from headway.certify.outcome import OUTCOME, write_outcome
 from headway.certify.reference import filler_name, row_names
 from headway.certify.watching_job import Job
+from headway.model.naming import named_state
 from headway.parallel.collectives import barrier, exchange, world
 from headway.parallel.live import settings
 from headway.parallel.seam import Engine, EngineState, Guard, Slice, SliceReader, StepResult
@@ -76,11 +77,13 @@ class WatchedEngine:
         return result
 
     def _note_state(self, step: int) -> None:
-        """Weights and moments as they stand after `step`."""
+        """Weights and moments as they stand after `step`; of a buffer, plain PyTorch's one process has another."""
         if not self._job.states:
             return
+        parameters = {name for name, _ in named_state(self.module)}
         for name, weight in self._engine.full_weights():
-            self.found[f"weight@{step}/{name}"] = weight.float().clone().numpy()
+            if name in parameters:
+                self.found[f"weight@{step}/{name}"] = weight.float().clone().numpy()
         for name, moment in whole_moments(self._engine.state()).items():
             self.found[f"moment@{step}/{name}"] = moment
 

@@ -41,9 +41,9 @@ def render_card(provenance: Provenance, verdict: str, *, adapter: bool = False) 
     own = ":" in plan.model.kind
     library = ["library_name: pytorch" if own else "library_name: transformers"]
     if adapter:
-        library = ["library_name: peft", f"base_model: {base}"]
+        library = ["library_name: peft", *([] if own else [f"base_model: {base}"])]
     labelled = plan.task.kind == "classification"
-    use = _use(base, plan) if adapter else _USE_OWN if own else _use_whole(labelled=labelled)
+    use = _USE_OWN if own else _use(base, plan) if adapter else _use_whole(labelled=labelled)
     pipeline = [f"pipeline_tag: text-{'classification' if labelled else 'generation'}"]
     front = ["---", *library, *([] if own else pipeline), "tags:", "- headway", "---"]
     head = f"{_what(plan, adapter=adapter)} with Headway."
@@ -109,13 +109,18 @@ model = PeftModel.from_pretrained(base, "PATH")
 
 
 def _what(plan: Plan, *, adapter: bool) -> str:
+    own = ":" in plan.model.kind
     origin = f"fine-tuned from `{plan.model.path}`" if plan.model.path else "trained from scratch"
+    if own and plan.adapter is not None:
+        origin = f"fine-tuned from what `{plan.model.kind}` makes"
     if plan.adapter is None or plan.shape.adapter is None:
         return f"A {plan.shape.arch} model of {format_count(plan.shape.parameters)} parameters, {origin}"
     pairs, rank = format_count(plan.shape.adapter.parameters), plan.adapter.rank
     what = f"A LoRA adapter of {pairs} parameters (rank {rank})"
     if plan.adapter.quantization:
         what = f"A QLoRA adapter of {pairs} parameters (rank {rank}, beside a base in {plan.adapter.quantization})"
+    if adapter and own:
+        return f"{what} for the module that `{plan.model.kind}` makes, trained"
     if adapter:
         base = f"`{plan.model.path}` (safetensors' hash {plan.adapter.base[:16]})"
         return f"{what} for the {plan.shape.arch} model {base}, trained"

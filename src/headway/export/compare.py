@@ -18,7 +18,7 @@ from headway.data.seam import IGNORE, Sample
 from headway.errors import ModelError
 from headway.export.card import Provenance, render_card
 from headway.export.census import count
-from headway.export.folder import CARD, RECORD, read_record, write_json
+from headway.export.folder import ADAPTER, CARD, RECORD, is_adapter, read_record, write_json
 from headway.export.own import LOADER
 from headway.export.verify import (
     BOUNDS,
@@ -30,6 +30,7 @@ from headway.export.verify import (
     quantised_logits,
     verify_export,
 )
+from headway.model.adapter import PREFIX
 from headway.model.source import source_of
 from headway.plan.schema import Plan
 from headway.task.seam import Batch, Task
@@ -98,8 +99,18 @@ def verify_own(
     """Load the folder by its own loader, compare tensors and losses, and write the verdict into record and card.
 
     A ModelSource class of the user's is asked for `load(folder)`; without it only the stored values are compared.
-    load: in its place.
+    load: in its place. An adapter within a merged model's folder is compared too; the worse of the two is returned.
     """
+    check = _verified(folder, task, reference, provenance, load)
+    if not (folder / ADAPTER / RECORD).is_file():
+        return check
+    within = _verified(folder / ADAPTER, task, reference, provenance, load)
+    return max(check, within, key=lambda one: (not one.verified, one.max_difference))
+
+
+def _verified(
+    folder: Path, task: Task, reference: torch.Tensor, provenance: Provenance, load: Load | None
+) -> ExportCheck:
     record = read_record(folder)
     plan = provenance.plan
     try:
@@ -110,7 +121,8 @@ def verify_own(
         check = ExportCheck(False, math.inf, 0.0, said, Census(len(record["tensors"])))
     check = replace(check, folder=str(folder), compared="losses")
     write_json(folder / RECORD, {**record, "verified": check.verified, "check": asdict(check)})
-    (folder / CARD).write_text(render_card(provenance, check.sentence()), encoding="utf-8")
+    card = render_card(provenance, check.sentence(), adapter=is_adapter(folder))
+    (folder / CARD).write_text(card, encoding="utf-8")
     return check
 
 
@@ -124,7 +136,7 @@ def _compared(
     record, model, loader = found
     stored: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        stored |= load_file(file)
+        stored |= {name.removeprefix(PREFIX): tensor for name, tensor in load_file(file).items()}
     census = count(stored, record["tensors"], ())
     share, reason = BOUNDS[coarsest(plan)]
     bound = share * max(1.0, float(reference.abs().max()))

@@ -97,7 +97,7 @@ def _write(
             _write_adapter(place, source, adapter, provenance)
         if form == "adapter":
             return
-        source.base.save(folder, recorder.watch(source.merged(adapter)), model)
+        source.save_merged(folder, recorder.watch(source.merged(adapter)), model)
     else:
         source.save(folder, recorder.watch(weights), model)
     if ":" in provenance.plan.model.kind:
@@ -108,7 +108,9 @@ def _write(
 def _write_adapter(folder: Path, source: LoraSource, adapter: dict[str, torch.Tensor], provenance: Provenance) -> None:
     folder.mkdir(exist_ok=True)
     recorder = Recorder(DTYPES[provenance.plan.export.dtype])
-    source.save_adapter(folder, dict(recorder.watch(adapter.items())))
+    source.save_adapter(folder, dict(recorder.watch(source.pairs(adapter).items())))
+    if ":" in provenance.plan.model.kind:
+        write_own(folder, provenance.plan, provenance.code, adapter=True)
     _complete(folder, recorder, provenance, tied=[])
 
 

@@ -9,11 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ExportError
-from headway.model.own import is_source
+from headway.model.own import factory_seed, is_source
 from headway.plan.schema import Plan
 from headway.registry import load_object
 
 CODE, MODEL, LOADER = "code", "model.json", "load.py"
+
+_ADAPTER_LOADER = '''"""Load this adapter in its base: `from load import load; model = load()`. Needs torch and peft."""
+
+import importlib
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from peft import PeftModel
+
+HERE = Path(__file__).resolve().parent
+
+
+def load():
+    """The module as its factory makes it, the adapter's layers in it, on the host, in evaluation mode."""
+    if str(HERE / "code") not in sys.path:
+        sys.path.insert(0, str(HERE / "code"))
+    made = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+    module, _, name = made["factory"].partition(":")
+    random.seed(made["seed"])  # as in training, for what the factory draws
+    numpy.random.seed(made["seed"] % 2**32)
+    torch.manual_seed(made["seed"])
+    base = getattr(importlib.import_module(module), name)(**made["options"])
+    return PeftModel.from_pretrained(base, str(HERE)).base_model.model.eval()
+'''
 
 _LOADER = '''"""Load this model: `from load import load; model = load()`. Needs torch and safetensors."""
 
@@ -47,8 +75,10 @@ def load():
 '''
 
 
-def write_own(folder: Path, plan: Plan, code: Path | None) -> None:
-    """Source, arguments and loader beside the weights. `code`: the run's copies; None takes them from where they lay.
+def write_own(folder: Path, plan: Plan, code: Path | None, *, adapter: bool = False) -> None:
+    """Source, arguments and loader beside the weights, or `adapter`: beside an adapter's.
+
+    code: the run's copies; None takes them from where they lay.
 
     Raises ExportError where the source is not there any more.
     """
@@ -65,8 +95,9 @@ def write_own(folder: Path, plan: Plan, code: Path | None) -> None:
     if is_source(factory):
         return  # its own `save` has written what its own `load` needs
     content = {"factory": plan.model.kind, "options": arguments(factory, plan)}
+    content |= {"seed": factory_seed(plan)} if adapter else {}
     (folder / MODEL).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / LOADER).write_text(_LOADER, encoding="utf-8")
+    (folder / LOADER).write_text(_ADAPTER_LOADER if adapter else _LOADER, encoding="utf-8")
 
 
 def arguments(factory: Any, plan: Plan) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def chosen_layers(layers: Sequence[LinearLayer], targets: Iterable[str] | str) -
 def with_adapter(shape: ModelShape, config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> ModelShape:
     """The shape of the model with the adapter in it: only the adapter is trained.
 
-    Raises ModelError where a target means no layer.
+    config: {} of a user's own module, whose shape names its adapter (`probe_own`). Raises ModelError where a target
+    means no layer.
     """
-    added = _counted(config, rank, targets) or probe_adapter(config, rank, targets)
+    added = (_counted(config, rank, targets) if config else shape.adapter) or probe_adapter(config, rank, targets)
     whole = shape.parameters + added.parameters
     largest = shape.largest_layer_parameters + -(-added.parameters // max(shape.layers, 1))
     changes = {"parameters": whole, "trainable_parameters": added.parameters, "adapter": added}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -174,17 +174,28 @@ def probe_adapter(config: dict[str, Any], rank: int, targets: Sequence[str] | st
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A user's module for the probe: the factory's import path and arguments, and the folders to import from."""
+    """A user's module for the probe: the factory's import path and arguments, and the folders to import from.
+
+    rank, targets: of an adapter in it; rank 0: none.
+    """
 
     factory: str
     options: dict[str, Any]
     vocab: int
     sequence: int
     folders: tuple[str, ...]
+    rank: int = 0
+    targets: tuple[str, ...] | str = ()
+
+    def with_adapter(self, rank: int, targets: tuple[str, ...] | str) -> OwnModel:
+        return replace(self, rank=rank, targets=targets)
 
 
 def probe_own(model: OwnModel) -> ModelShape:
-    """As `probe_shape`, of what a user's factory makes. Raises ModelError with what is wrong with it."""
+    """As `probe_shape`, of what a user's factory makes. Raises ModelError with what is wrong with it.
+
+    The shape names the adapter, if one is asked for; `with_adapter` counts it in.
+    """
     return _probe(ModelShape, {"model_type": model.factory, **asdict(model)}, ("--own",))
 
 

@@ -1,5 +1,7 @@
 """LoRA through PEFT, around a source of the transformers library: pairs of matrices beside frozen linear layers.
 
+Beside a module of the user's own: `headway.model.own_adapter`.
+
 The base model is built and filled by its own source; the pairs are drawn from seeds of their own, by name, so every
 strategy and world size starts from the same adapter. The loss inside the model's forward stays as it is: PEFT changes
 the layers in place, not the model's class.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from headway.errors import ExportError, ModelError
-from headway.facts.adapters import chosen_layers
+from headway.facts.adapters import LinearLayer, chosen_layers
 from headway.model.huggingface import HuggingFaceSource
 from headway.model.initial import module_seed
 from headway.model.naming import PAIR, mark_adapted, plain_name
@@ -38,16 +40,20 @@ class LoraSource:
         ModelError: when it is made, a target that means no linear layer, and what the base's source refuses.
     """
 
+    _task_type: str | None = "CAUSAL_LM"  # by which PEFT loads its files
+
     def __init__(self, plan: Plan):
-        if plan.adapter is None or ":" in plan.model.kind:
-            fix = "remove adapter, and freeze what you like in your own module"
-            raise ModelError("an adapter goes into a model of the transformers library", fix=fix)
-        self._plan, self.adapter = plan, plan.adapter
         self.base = HuggingFaceSource(plan)
-        self.layers = chosen_layers(linear_layers(self.base.skeleton), plan.adapter.targets)
-        self._names = {layer.name for layer in self.layers}
+        self._settle(plan, linear_layers(self.base.skeleton))
         first = self.base.skeleton.get_submodule(self.layers[0].name)
         self._transposed = isinstance(first, Conv1D)  # weights as [inputs, outputs]
+
+    def _settle(self, plan: Plan, linear: Sequence[LinearLayer]) -> None:
+        if plan.adapter is None:
+            raise ModelError("the plan holds no adapter", fix="make the plan again")
+        self._plan, self.adapter, self._linear = plan, plan.adapter, linear
+        self.layers = chosen_layers(linear, plan.adapter.targets)
+        self._names = {layer.name for layer in self.layers}
 
     def build(self) -> nn.Module:
         """The base with PEFT's layers in it, everything but their pairs frozen, nothing initialised."""
@@ -66,7 +72,7 @@ class LoraSource:
         from peft import LoraConfig
 
         ends = {layer.name.rpartition(".")[2] for layer in self.layers}
-        others = {layer.name for layer in linear_layers(self.base.skeleton)} - self._names
+        others = {layer.name for layer in self._linear} - self._names
         whole = any(name.rpartition(".")[2] in ends for name in others)  # the short names would mean others too
         return LoraConfig(
             r=self.adapter.rank,
@@ -75,7 +81,7 @@ class LoraSource:
             target_modules=sorted(self._names if whole else ends),
             fan_in_fan_out=self._transposed,
             init_lora_weights=False,  # `fill` draws them, also where PEFT sees a partitioned parameter of no elements
-            task_type="CAUSAL_LM",
+            task_type=self._task_type,
         )
 
     def fill(self, name: str, module: nn.Module) -> None:
@@ -106,7 +112,13 @@ class LoraSource:
 
     def save(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]], config_from: nn.Module) -> list[str]:
         """The base's folder with the adapter added into its weights; `weights` are the adapter's."""
-        return self.base.save(folder, self.merged(dict(weights)), config_from)
+        return self.save_merged(folder, self.merged(dict(weights)), config_from)
+
+    def save_merged(
+        self, folder: Path, merged: Iterable[tuple[str, torch.Tensor]], config_from: nn.Module
+    ) -> list[str]:
+        """The folder of what `merged` gives. Returns the file names."""
+        return self.base.save(folder, merged, config_from)
 
     def merged(self, adapter: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Each weight of the base, read anew, with its pair's product added in fp32.
@@ -124,6 +136,10 @@ class LoraSource:
                 change = self.adapter.scale * (b @ a)
                 value = value.float() + (change.t() if self._transposed else change)
             yield name, value
+
+    def pairs(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of a run's weights, those of the adapter."""
+        return {name: value for name, value in weights.items() if name.rpartition(".")[0].endswith(PAIR)}
 
     def save_adapter(self, folder: Path, adapter: Mapping[str, torch.Tensor]) -> list[str]:
         """A folder that `peft.PeftModel.from_pretrained` loads beside the base. Returns the file names."""

@@ -10,9 +10,7 @@ A model that was saved from within a wrapper carries the wrapper's name in front
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from typing import Any
 
-import torch
 from torch import nn
 
 from headway.errors import ModelError
@@ -24,13 +22,21 @@ _MARK = "headway_adapted"
 _SHAPE = "headway_shape"
 
 
-def mark_adapted(module: nn.Module) -> None:
-    """Note that the module trains an adapter: its frozen weights are those of a folder, in no checkpoint."""
-    module.__dict__[_MARK] = True
+def mark_adapted(module: nn.Module, base: str = "") -> None:
+    """Note that the module trains an adapter: its frozen weights are made anew at a resume, and in no checkpoint.
+
+    base: their hash, where no folder's files have one.
+    """
+    module.__dict__[_MARK] = base
 
 
 def is_adapted(module: nn.Module) -> bool:
-    return bool(module.__dict__.get(_MARK))
+    return _MARK in module.__dict__
+
+
+def adapted_base(module: nn.Module) -> str:
+    """What `mark_adapted` was told of the base; '' of any other module."""
+    return module.__dict__.get(_MARK, "")
 
 
 def mark_held(layer: nn.Module, shape: tuple[int, ...]) -> None:
@@ -41,19 +47,6 @@ def mark_held(layer: nn.Module, shape: tuple[int, ...]) -> None:
 def base_shape(layer: nn.Module) -> tuple[int, ...] | None:
     """Of a layer that holds its weight in 4 bits, the shape in the base; None of any other."""
     return layer.__dict__.get(_SHAPE)
-
-
-def scales_of(layer: Any) -> list[torch.Tensor]:
-    """What a layer that holds its weight in 4 bits keeps beside it; nothing of any other."""
-    state = layer.quant_state if base_shape(layer) is not None else None
-    if state is None:
-        return []
-    return [state.absmax, *([state.state2.absmax] if state.nested else [])]
-
-
-def is_partitioned(module: nn.Module) -> bool:
-    """Whether ZeRO-3 has spread its parameters: a forward pass needs all ranks."""
-    return any(hasattr(parameter, "ds_tensor") for parameter in module.parameters())
 
 
 def plain_name(name: str) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import random
 import types
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.errors import ExportError, ModelError, Problem
+from headway.facts.adapters import LinearLayer
 from headway.facts.schema import ModelShape
 from headway.model.initial import module_seed
 from headway.model.shards import write_shards
@@ -31,6 +34,9 @@ from headway.registry import load_object
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SOURCE_METHODS = ("build", "fill", "prepare_for_training", "save")
 Factory = Callable[..., nn.Module]
+# Their forward passes hand their layers' weights to torch's functions, an encoder layer's in evaluation only.
+_READ_NOT_CALLED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+NO_SOURCE = "goes into the module of a factory, and not into that of a ModelSource class"
 
 
 def is_source(made: Any) -> bool:
@@ -50,10 +56,22 @@ class OwnSource:
     def __init__(self, plan: Plan, factory: Factory):
         self._plan, self._factory = plan, factory
 
+    def skeleton(self) -> nn.Module:
+        """The module for its names, without weights where its constructor allows that."""
+        plan = self._plan
+        try:
+            with warnings.catch_warnings(), torch.device("meta"):
+                warnings.simplefilter("ignore")  # of a factory that reads weights: they go nowhere here
+                return call_factory(self._factory, plan.model, plan.shape.vocab, plan.data.sequence)
+        except ModelError:
+            raise
+        except Exception:  # a constructor that reads its values
+            return self.build()
+
     def build(self) -> nn.Module:
         """The module with its first weights, as the factory makes it; equal on every rank."""
         plan = self._plan
-        with _seeded_all(module_seed(plan.numerics.seed, "")):
+        with _seeded_all(factory_seed(plan)):
             return call_factory(self._factory, plan.model, plan.shape.vocab, plan.data.sequence)
 
     def fill(self, name: str, module: nn.Module) -> None:
@@ -65,6 +83,14 @@ class OwnSource:
             recompute_blocks(model)
         if self._plan.numerics.compile:
             model.compile()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter, tied ones once, and persistent buffer of the module as the factory makes it."""
+        module = self.build()
+        kept = module.state_dict(keep_vars=True)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if name in kept:
+                yield name, tensor.detach()
 
     def save(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]], config_from: nn.Module) -> list[str]:
         """The weights as safetensors in the plan's export dtype. Returns file names.
@@ -96,6 +122,11 @@ class OwnSource:
         return files
 
 
+def factory_seed(plan: Plan) -> int:
+    """What torch's, numpy's and Python's generators stand at when the factory is called."""
+    return module_seed(plan.numerics.seed, "")
+
+
 def call_factory(factory: Factory, model: ModelPlan, vocab: int, sequence: int) -> nn.Module:
     """factory(**model.options); parameters called `vocab` and `sequence` get the plan's where no option says them.
 
@@ -124,6 +155,23 @@ def load_factory(kind: str) -> Factory:
         rule = f"is {type(factory).__name__}, not a function or class that makes a torch.nn.Module"
         raise ModelError(problems=[Problem("model.factory", rule, kind, "name a factory")])
     return cast("Factory", factory)
+
+
+def callable_layers(module: nn.Module) -> list[LinearLayer]:
+    """The linear layers that an adapter can stand beside, in the module's order.
+
+    Left out are those within torch's own attention and encoder layers, which are not called, and those whose weight is
+    another layer's too: a merge would change both.
+    """
+    shared = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    inside = [name for name, part in module.named_modules() if isinstance(part, _READ_NOT_CALLED)]
+    return [
+        LinearLayer(name, part.in_features, part.out_features)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        and shared[id(part.weight)] == 1
+        and not any(name.startswith(f"{outer}.") or not outer for outer in inside)
+    ]
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape
 from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.schema import ExpertShape, ModelShape
-from headway.model.own import call_factory, is_source, load_factory, own_shape
+from headway.model.own import NO_SOURCE, call_factory, callable_layers, is_source, load_factory, own_shape
 from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
 from headway.plan.schema import ModelPlan
 
@@ -106,6 +106,8 @@ def shape_of_own(asked: dict[str, Any]) -> ModelShape:
     made = _said_by(kind, lambda: load_factory(kind))
     plan = ModelPlan(kind=kind, options=asked["options"])
     if is_source(made):
+        if asked["rank"]:
+            raise ModelError(problems=[Problem("adapter", NO_SOURCE, kind, "name a factory, or remove adapter")])
         rule = "is a ModelSource class without a static method shape(options), which returns its ModelShape"
         shape: Any = getattr(made, "shape", None)
         if shape is None:
@@ -122,7 +124,11 @@ def shape_of_own(asked: dict[str, Any]) -> ModelShape:
         raise
     except Exception:  # a constructor that reads its values: it is run for real
         module = _said_by(kind, built)
-    return own_shape(module, kind, asked["vocab"], asked["sequence"])
+    shape = own_shape(module, kind, asked["vocab"], asked["sequence"])
+    if not asked["rank"]:
+        return shape
+    added = adapter_shape(callable_layers(module), asked["targets"], asked["rank"])
+    return shape.model_copy(update={"adapter": added})
 
 
 def _said_by(kind: str, work: Callable[[], Any]) -> Any:

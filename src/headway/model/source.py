@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from headway.model.own import OwnSource, is_source
+from headway.errors import ModelError, Problem
+from headway.model.own import NO_SOURCE, OwnSource, is_source
 from headway.model.seam import ModelSource
 from headway.plan.schema import Plan
-from headway.registry import resolve
+from headway.registry import require_extra, resolve
 
 
 def source_of(plan: Plan) -> ModelSource:
     """Raises ModelError for a model that cannot be built, ConfigError for an unknown kind, MissingExtra for PEFT."""
-    if plan.adapter is not None:
-        return resolve("adapter", plan.adapter.kind)(plan)
+    if ":" not in plan.model.kind:
+        return resolve(*(("adapter", plan.adapter.kind) if plan.adapter else ("model", plan.model.kind)))(plan)
     made = resolve("model", plan.model.kind)
-    if ":" in plan.model.kind and not is_source(made):
-        return OwnSource(plan, made)
-    return made(plan)
+    if plan.adapter is None:
+        return made(plan) if is_source(made) else OwnSource(plan, made)
+    if is_source(made):
+        raise ModelError(problems=[Problem("adapter", NO_SOURCE, plan.model.kind, "remove adapter")])
+    require_extra("adapter", plan.adapter.kind)
+    from headway.model.own_adapter import OwnLoraSource
+
+    return OwnLoraSource(plan, OwnSource(plan, made))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from headway.model.naming import scales_of
 from headway.parallel.collectives import exchange
 from headway.parallel.seam import Engine
 from headway.run.journal import read
@@ -26,8 +25,7 @@ def held_bytes(engine: Engine) -> dict[str, dict[str, int]]:
     """
     seen: set[int] = set()
     weights = [getattr(p, "ds_tensor", None) if hasattr(p, "ds_tensor") else p for p in engine.module.parameters()]
-    scales = [tensor for part in engine.module.modules() for tensor in scales_of(part)]
-    found = {"parameters": _sizes([*(w for w in weights if w is not None), *scales], seen)}
+    found = {"parameters": _sizes((w for w in weights if w is not None), seen)}
     optimizer: Any = getattr(engine, "optimizer", None)
     if optimizer is None and hasattr(engine, "partition"):
         optimizer = engine.partition.torch_optimizer  # pyright: ignore[reportAttributeAccessIssue]

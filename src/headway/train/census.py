@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from headway.errors import CheckpointError
-from headway.model.naming import base_shape, plain_name
+from headway.model.naming import adapted_base, base_shape, plain_name
 from headway.plan.schema import Plan
 
 CENSUS = "census.json"
@@ -23,7 +23,8 @@ def census_of(module: nn.Module, plan: Plan) -> Census:
 
     `base`: of an adapter.
     """
-    found: Census = {"base": plan.adapter.base if plan.adapter else "", "trained": {}, "frozen": {}}
+    base = plan.adapter.base or adapted_base(module) if plan.adapter else ""
+    found: Census = {"base": base, "trained": {}, "frozen": {}}
     held = {f"{name}.weight": shape for name, part in module.named_modules() if (shape := base_shape(part))}
     for name, parameter in module.named_parameters():
         shape = list(held.get(name) or getattr(parameter, "ds_shape", parameter.shape))
@@ -39,9 +40,9 @@ def require_same(stored: Mapping[str, Any], now: Census, name: str) -> None:
     """Raises CheckpointError where a checkpoint is of another base model, or trained other parameters."""
     if stored["base"] != now["base"]:
         raise CheckpointError(
-            f"{name} holds an adapter for another base model: its safetensors had the hash {stored['base'][:16]}, "
+            f"{name} holds an adapter for another base model: its weights had the hash {stored['base'][:16]}, "
             f"those of the model are {now['base'][:16]}",
-            fix="resume with the model folder that the run was started with",
+            fix="resume with the model that the run was started with",
         )
     differences: list[str] = []
     for kind, other in (("trained", "frozen"), ("frozen", "trained")):

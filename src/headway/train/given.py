@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from headway.errors import ModelError, Problem, UserError
 from headway.model.heads import specialise_head, with_loss
 from headway.model.huggingface import HuggingFaceSource
 from headway.model.own import OwnSource
+from headway.model.own_adapter import weights_digest
 from headway.parallel.building import rank_device
 from headway.parallel.collectives import exchange, world
 from headway.plan.schema import Plan
@@ -246,16 +246,8 @@ class GivenTransformersSource(HuggingFaceSource):
 def on_all_ranks(module: nn.Module, device: torch.device) -> nn.Module:
     """The module in fp32 on `device`, with equal weights and buffers on every rank: rank 0's where they differ."""
     module = module.float().to(device)
-    if world()[1] > 1 and len(set(exchange(_digest(module)))) > 1:
+    if world()[1] > 1 and len(set(exchange(weights_digest(module)))) > 1:
         with torch.no_grad():
             for tensor in [*module.parameters(), *module.buffers()]:
                 dist.broadcast(tensor, 0)
     return module
-
-
-def _digest(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
