@@ -75,7 +75,8 @@ def prepare(folder: Path) -> None:
 
 def store_request(folder: Path, name: str, cache: Path, workers: int | None = None) -> StoreRequest:
     source = SourceConfig(paths=(f"{name}.jsonl",), kind="jsonl")
-    return StoreRequest((source,), None, folder / "tokenizer", cache, folder, workers=workers)
+    encoder = "tokenizers"  # also where tokie is installed: the race is with that library
+    return StoreRequest((source,), None, folder / "tokenizer", cache, folder, workers=workers, encoder=encoder)
 
 
 def _windows(folder: Path) -> None:

@@ -54,7 +54,7 @@ def base(folder: Path, arch: str = "llama") -> dict[str, Any]:
 def dequantised(layer: Any) -> torch.Tensor:
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    return dequantize_4bit(layer.weight.data, layer.quant_state)
 
 
 def theirs(folder: Path, kind: str = "nf4", *, double: bool = True) -> Any:
@@ -161,6 +161,21 @@ def test_a_layer_computes_with_its_dequantised_weights(tmp_path: Path) -> None:
     assert torch.equal(x.grad, other.grad)
 
 
+def test_a_layer_lets_go_of_its_weights_between_forward_and_backward(tmp_path: Path) -> None:
+    """ZeRO-3 brings them back in other memory; bitsandbytes' own function would go on with the first."""
+    model = build_filled(QloraSource(qlora_plan(tmp_path / "base", config=base(tmp_path))), CPU)
+    layer = held_layers(model)["model.layers.1.mlp.down_proj"]
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    wanted = torch.ones(5, 64) @ dequantised(layer)
+    y = layer(x)
+    first = layer.weight.data
+    layer.weight.data = first.clone()
+    first.zero_()
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, wanted)
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_the_planner_counts_the_bytes_that_are_held(double: bool, tmp_path: Path) -> None:
     """All but the codebooks, 16 and 256 fp32 values a layer, and the offset."""
@@ -170,7 +185,7 @@ def test_the_planner_counts_the_bytes_that_are_held(double: bool, tmp_path: Path
     layers = held_layers(build_filled(QloraSource(plan), CPU))
     bytes_held = 0
     for layer in layers.values():
-        state = layer.weight.quant_state
+        state = layer.quant_state
         bytes_held += layer.weight.nbytes + state.absmax.nbytes + (state.state2.absmax.nbytes if double else 0)
     count, planned, _ = held_bytes(plan.shape, planned_bits(plan.adapter))
     assert count == sum(layer.in_features * layer.out_features for layer in layers.values())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import deepspeed
+import torch
+
 from headway.checkpoint.random_state import capture_random_state, restore_random_state
+from headway.model.naming import scales_of
+from headway.model.quantized import held_layers
 from headway.parallel.seam import Engine
 from headway.plan.schema import Plan
 from headway.task.seam import Task
@@ -44,6 +50,31 @@ def curves_and_resumed(plans: list[Plan], steps: int, resumed: Plan) -> dict[str
     """A report a plan, and what `straight_and_resumed` finds of the last, in one process group."""
     reports = [train_and_report(plan, steps) for plan in plans]
     return {"reports": reports, **straight_and_resumed(resumed, 4, 2)}
+
+
+def curves_and_base(plans: list[Plan], steps: int, resumed: Plan) -> dict[str, Any]:
+    """As `curves_and_resumed`, with what each plan's engine holds of its base, of this rank."""
+    bases = [held_base(plan) for plan in plans]
+    return {"bases": bases, **curves_and_resumed(plans, steps, resumed)}
+
+
+def held_base(plan: Plan) -> dict[str, Any]:
+    """After a step: bytes of packed weights between steps, and each layer's packed bytes and scales when gathered."""
+    engine, task = prepare(plan)
+    _losses(engine, task, plan, range(1, 2))
+    layers = held_layers(engine.module)
+    shares = sum(getattr(layer.weight, "ds_tensor", layer.weight).nbytes for layer in layers.values())
+    bits: dict[str, bytes] = {}
+    for name, layer in layers.items():
+        with _whole(layer.weight):
+            packed = layer.weight.detach().view(torch.uint8).numpy().tobytes()
+        bits[name] = packed + b"".join(scale.numpy().tobytes() for scale in scales_of(layer))
+    engine.close()
+    return {"shares": shares, "bits": bits}
+
+
+def _whole(weight: Any) -> AbstractContextManager[object]:
+    return deepspeed.zero.GatheredParameters([weight]) if hasattr(weight, "ds_tensor") else nullcontext()
 
 
 def prepare_anew(plan: Plan) -> tuple[Engine, Task]:

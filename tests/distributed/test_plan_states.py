@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from headway.facts.adapters import with_adapter
 from headway.facts.shape import shape_of
 from headway.plan.memory import MemoryRequest, model_states
 from headway.plan.schema import Plan
-from tests.distributed.plans import CONFIG, SEQUENCE, STRATEGIES, tiny_plan
+from headway.plan.work import request_of
+from tests.distributed.plans import CONFIG, LORA, SEQUENCE, STRATEGIES, tiny_plan
 from tests.distributed.ranks import run_ranks
 
 # Larger than the other engine tests' model, so that odd bytes (buffers, paddings, counters) weigh little.
 MODEL = CONFIG | {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 6}
 PARAMETERS = shape_of(MODEL).parameters
 BOUND = 0.01  # padding of the partitions and rotary tables; measured: at most 0.005
+HELD_BOUND = 0.05
 
 pytestmark = pytest.mark.distributed
 
@@ -34,11 +37,10 @@ def live_tensor_bytes() -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-def held_between_steps(strategy: str, precision: str) -> int:
+def held_between_steps(plan: Plan) -> int:
     """Bytes that an engine keeps after a step, of this rank; a rank's job."""
     from tests.distributed.engine_jobs import micro_batches, prepare
 
-    plan = plan_for(strategy, precision)
     before = live_tensor_bytes().keys()
     engine, task = prepare(plan)
     engine.train_step(micro_batches(1, plan, task), 1e-3, lambda means, norm: True)
@@ -81,7 +83,27 @@ CASES.remove(("zero-0", "bf16"))  # no engine offers it
 
 @pytest.mark.parametrize(("strategy", "precision"), CASES)
 def test_states_per_rank(strategy: str, precision: str, tmp_path: Path) -> None:
-    live = run_ranks(held_between_steps, 2, tmp_path, strategy, precision)
+    live = run_ranks(held_between_steps, 2, tmp_path, plan_for(strategy, precision))
     expected = kept(strategy, precision)
     for rank, size in enumerate(live):
         assert size == pytest.approx(expected, rel=BOUND), f"rank {rank}: {size / PARAMETERS:.3f} bytes a parameter"
+
+
+@pytest.mark.parametrize(("strategy", "precision"), [("zero-2", "bf16"), ("zero-3", "bf16"), ("zero-3", "fp32")])
+def test_states_per_rank_beside_a_base_in_4_bits(strategy: str, precision: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
+    config = MODEL | {"intermediate_size": 384}  # rows of whole blocks, as a CPU needs
+    plan = tiny_plan(
+        strategy,
+        (2, 2, 2),
+        model={"config": config},
+        numerics={"precision": precision},
+        adapter=LORA | {"kind": "qlora", "quantization": "nf4", "double_quantization": False},
+        shape=with_adapter(shape_of(config), config, LORA["rank"], "all-linear"),
+    )
+    items = {item.name: item.device_bytes for item in model_states(request_of(plan))}
+    del items["dequantised matrix"]
+    if strategy == "zero-2":
+        del items["gradients"]
+    for rank, size in enumerate(run_ranks(held_between_steps, 2, tmp_path, plan)):
+        assert size == pytest.approx(sum(items.values()), rel=HELD_BOUND), f"rank {rank}: {items}"

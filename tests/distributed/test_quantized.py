@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from headway.model.naming import scales_of
+from headway.model.quantized import QloraSource, held_layers
+from headway.parallel.building import build_filled
 from headway.plan.schema import Plan
-from tests.distributed.adapter_jobs import curves_and_resumed
+from tests.distributed.adapter_jobs import curves_and_base, curves_and_resumed
 from tests.distributed.engine_jobs import train_and_report
 from tests.distributed.plans import CONFIG, LORA, tiny_plan
 from tests.distributed.ranks import run_ranks
@@ -53,13 +56,51 @@ def test_same_curve_and_adapter_as_one_process(found: dict[str, Any]) -> None:
     assert alone["weights"]["model.layers.3.mlp.down_proj.lora_B.weight"].abs().max() > 0, "it was trained"
 
 
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Under ZeRO-3, with the weights on the device, on the host, and in bf16."""
+    plans = [held_plan(strategy, (2, 2, 2)) for strategy in ("zero-3", "zero-3-offload")]
+    plans.append(held_plan("zero-3", (2, 2, 2), numerics={"precision": "bf16"}))
+    resumed = held_plan("zero-3", (2, 2, 2), dropout=0.2, numerics={"activation_checkpointing": True})
+    return run_ranks(curves_and_base, 2, tmp_path_factory.mktemp("spread"), plans, STEPS, resumed)[0]
+
+
+def test_a_partitioned_base_takes_the_steps_of_a_whole_one(spread: dict[str, Any], found: dict[str, Any]) -> None:
+    """The moments, which begin as the adapter's gradients, are part of the state."""
+    ddp = found["reports"][0]
+    for report in spread["reports"][:2]:
+        assert report["losses"] == pytest.approx(ddp["losses"], abs=LOSS_BOUND)
+        assert report["norms"] == pytest.approx(ddp["norms"], rel=1e-5)
+        assert largest_difference(report["weights"], ddp["weights"]) < WEIGHT_BOUND
+        assert largest_difference(report["state"], ddp["state"]) < WEIGHT_BOUND
+        assert report["counted"]["gathers"] > STEPS * CONFIG["num_hidden_layers"]
+    assert spread["reports"][2]["losses"] == pytest.approx(found["reports"][3]["losses"], abs=BF16_LOSS)
+
+
+def test_each_rank_holds_its_part_of_the_packed_weights_and_gathers_the_same_bits(spread: dict[str, Any]) -> None:
+    for base, precision in zip(spread["bases"], ("fp32", "fp32", "bf16"), strict=True):
+        alone = held_layers(
+            build_filled(
+                QloraSource(held_plan("single", (8, 1, 1), numerics={"precision": precision})), torch.device("cpu")
+            )
+        )
+        whole = {name: layer.weight.detach().numpy().tobytes() for name, layer in alone.items()}
+        scales = {
+            name: b"".join(scale.numpy().tobytes() for scale in scales_of(layer)) for name, layer in alone.items()
+        }
+        assert base["bits"] == {name: whole[name] + scales[name] for name in alone}
+        assert base["shares"] == sum(map(len, whole.values())) / 2
+
+
 def test_bf16_takes_the_same_steps_but_for_rounding(found: dict[str, Any]) -> None:
     bf16 = found["reports"][3]
     assert bf16["losses"] == pytest.approx(found["alone"]["losses"], abs=BF16_LOSS)
     assert bf16["losses"] != found["alone"]["losses"]
 
 
-def test_a_resumed_run_quantises_the_same_base_anew(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("which", ["found", "spread"])
+def test_a_resumed_run_quantises_the_same_base_anew(which: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(which)
     assert found["resumed"] == found["straight"][2:]
     straight, resumed = found["straight end"], found["resumed end"]
     assert straight[1] == resumed[1]
@@ -67,7 +108,9 @@ def test_a_resumed_run_quantises_the_same_base_anew(found: dict[str, Any]) -> No
     assert all(torch.equal(straight[0][key], resumed[0][key]) for key in straight[0])
 
 
-def test_only_the_adapter_is_stored(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("which", ["found", "spread"])
+def test_only_the_adapter_is_stored(which: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(which)
     census = found["census"]
     assert sorted(census["trained"]) == found["stored"]
     assert len(found["stored"]) == 2 * 7 * CONFIG["num_hidden_layers"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from fakes.chats import MARKED, chat_tokenizer, turn, write_jsonl
 from fakes.corpora import prose
@@ -139,11 +140,27 @@ def test_the_recipe_is_planned_and_runs_small(full: Run, workplace: Workplace) -
     assert run.events("export")[-1]["verified"] is True
 
 
-def test_an_adapter_beside_a_pretrained_model_under_zero_3(full: Run, workplace: Workplace) -> None:
-    """Its reference is the folder's model: the adapter begins as nothing. Asked, it answers as a chat."""
-    content = file_of("zero-3", train={"length": "4 steps"}, export={"at_end": True})
-    content["model"] = {"from": str(full.dir.export)}
-    content["adapter"] = {"kind": "lora", "rank": 4}
+def wide_base(full: Run, folder: Path) -> Path:
+    """A model folder with the run's tokenizer, and rows of whole blocks, which bitsandbytes needs on a CPU."""
+    shutil.copytree(full.dir.export, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_size": 64, "intermediate_size": 128}
+    config |= {"head_dim": 16}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(folder)
+    return folder
+
+
+def test_an_adapter_beside_a_base_in_4_bits_under_zero_3(
+    full: Run, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reference is the folder's model in 4 bits: the adapter begins as nothing. Asked, it answers as a chat.
+
+    On bitsandbytes' CPU kernels; a run file is refused there.
+    """
+    pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
+    monkeypatch.setattr("headway.plan.make.refuse_unquantizable", lambda *_: None)
+    content = file_of("zero-3", train={"length": "4 steps"}, export={"at_end": True}, checkpoint={"every": "2 steps"})
+    content["model"] = {"from": str(wide_base(full, workplace.folder / "wide"))}
+    content["adapter"] = {"kind": "qlora", "rank": 4}
     run = workplace.train("adapted", content)
     assert len(run.plan().task.options["reference"]) == 64
     assert len(computed(run)) == 1
@@ -153,3 +170,8 @@ def test_an_adapter_beside_a_pretrained_model_under_zero_3(full: Run, workplace:
     assert record["plan"]["task"]["kind"] == "preference"
     said = workplace.headway("generate", run.path, "--prompt", "the sea", "--max-tokens", "4", "--temperature", "0")
     assert said.expect(0).out
+    copy = run.copy("adapted-on")
+    shutil.rmtree(copy.dir.checkpoints / copy.checkpoints()[-1])
+    workplace.headway("resume", copy.path, "checkpoint.keep=3").expect(0)
+    assert copy.events("resumed")[-1]["step"] == 2
+    assert (copy.losses(), copy.state()) == (run.losses(), run.state())

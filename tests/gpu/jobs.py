@@ -88,7 +88,7 @@ def held_weights(device: str, precision: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for name, layer in held_layers(model).items():
         weight = dict(source.base.values(name, source.base.skeleton.get_submodule(name)))["weight"]
-        back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float().cpu()
+        back = dequantize_4bit(layer.weight.data, layer.quant_state).float().cpu()
         share = float((back - weight).abs().max() / weight.abs().max())
         found[name] = [share, *back.flatten()[:64].tolist()]
     return found

@@ -47,7 +47,7 @@ def test_bf16_engines_take_the_steps_of_fp32(strategy: str) -> None:
         assert math.isclose(mine, other, rel_tol=BF16_NORM)
 
 
-@pytest.mark.parametrize("strategy", ["single", "zero-1", "zero-2", "zero-2-offload"])
+@pytest.mark.parametrize("strategy", ["single", "zero-1", "zero-2", "zero-2-offload", "zero-3", "zero-3-offload"])
 def test_qlora_takes_the_steps_of_fp32(strategy: str) -> None:
     pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
     exact = in_fresh_process(held_curve, "cuda", "single", "fp32")

@@ -234,6 +234,9 @@ def test_shared_memory(small: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_open_files(small: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (256, 4096))
     assert verdict("open-files", small).level == "yellow"
+    assert verdict("open-files", small).fix.startswith("ulimit -n")
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (256, 256))
+    assert "limits.conf" in verdict("open-files", small).fix
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (machine.resource.RLIM_INFINITY,) * 2)
     assert verdict("open-files", small).finding == "no limit"
 

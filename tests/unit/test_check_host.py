@@ -385,6 +385,13 @@ def test_an_import_that_crashes_or_hangs(tmp_path: Path) -> None:
     breaks = "def __getattr__(n): raise RuntimeError('operator torchvision::nms does not exist')"
     vision = stub(tmp_path, deepspeed="", transformers=breaks)
     assert by_name(try_imports(vision, seconds=10))["import-transformers"].fix == "pip uninstall -y torchvision"
+    hides = (
+        "def __getattr__(n):\n    try:\n        raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "    except RuntimeError as error:\n        raise ModuleNotFoundError('Could not import module') from error"
+    )
+    hidden = by_name(try_imports(stub(tmp_path, deepspeed="", transformers=hides), seconds=10))["import-transformers"]
+    assert hidden.fix == "pip uninstall -y torchvision"
+    assert hidden.evidence.startswith("ModuleNotFoundError: Could not import module <- RuntimeError: operator")
 
 
 # --- a pretrained folder ----------------------------------------------------------------------------------------------

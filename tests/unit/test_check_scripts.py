@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.check.report import Report
+from headway.check.scripts import material
 from headway.check.scripts.read import read_scripts
 from headway.cli.main import main
 from headway.errors import UserError
@@ -177,6 +178,14 @@ KEPT = "\nstate = torch.get_rng_state()\n"  # so that the rule on random states 
         ("from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.gather(x)", 12),
         ("from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')", 12),
         ("from transformers import Trainer\nt = Trainer(net)\nif t.is_world_process_zero():\n    t.evaluate()", 12),
+        ("if rank == 0:\n    loss = engine(batch)", 10),
+        ("if rank == 0:\n    text = engine.module.generate(prompt)", 10),
+        ("def valid(batch):\n    return engine(batch)\nif rank == 0:\n    valid(batch)", 12),
+        ("net = FSDP(net)\nif rank == 0:\n    loss = net(batch)", 11),
+        ("with torch.no_grad():\n    if rank != 0:\n        sys.exit()\ndist.barrier()", 12),
+        ("for step in steps:\n    if not is_main_process():\n        continue\n    engine.save_checkpoint('out')", 12),
+        ("@accelerator.on_process(process_index=0)\ndef end():\n    dist.barrier()", 11),
+        ("@PartialState().on_main_process\ndef end():\n    dist.all_reduce(x)", 11),
     ],
 )
 def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: int) -> None:
@@ -208,10 +217,30 @@ def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: 
         "x = dist.barrier() if dist.is_initialized() else None",
         "due = rank == 0\ndue = True\nif due:\n    dist.barrier()",
         "rank == 0 and print(1)\ndist.barrier()",
+        "loss = engine(batch)\nif rank == 0:\n    print(loss)",
+        "if rank == 0:\n    engine.eval()\n    make_engine()\n    net(batch)\n    Engine()",
+        "with torch.no_grad():\n    if rank != 0:\n        pass\ndist.barrier()",
+        "def one():\n    with lock:\n        if rank != 0:\n            return\n    print(1)\none()\ndist.barrier()",
+        "with accelerator.main_process_first():\n    data = read()\naccelerator.wait_for_everyone()",
+        "@accelerator.on_main_process\ndef end():\n    print(1)\ndist.barrier()",
+        "from accelerate import Accelerator\na = Accelerator()\na.get_state_dict = mine\n"
+        "if a.is_main_process:\n    a.save_model(state, 'out')",
     ],
 )
 def test_what_every_rank_reaches_is_no_fault(tmp_path: Path, body: str) -> None:
     assert found(of(tmp_path, HEAD + body + KEPT)) == {}
+
+
+@pytest.mark.parametrize(("stage", "found_"), [(2, {}), (3, {"rank-only-collective": ("train.py", 6)})])
+def test_a_forward_on_one_rank_where_the_stage_is_known(tmp_path: Path, stage: int, found_: dict[str, object]) -> None:
+    text = f"""
+        import deepspeed
+        settings = dict(train_batch_size=8, zero_optimization={{"stage": {stage}}})
+        engine, _, _, _ = deepspeed.initialize(model=net, config=settings)
+        if rank == 0:
+            engine(batch)
+        """
+    assert found(of(tmp_path, text)) == found_
 
 
 def test_an_engine_that_another_file_made_is_known_by_its_words(tmp_path: Path) -> None:
@@ -247,6 +276,93 @@ def test_the_local_rank_in_a_name_and_in_an_argument(tmp_path: Path) -> None:
     handed = "def put(gpu):\n    torch.cuda.set_device(gpu)\nput(args.local_rank)"
     assert found(of(tmp_path, head + handed)) == {"local-rank": ("train.py", 8)}
     assert found(of(tmp_path, head + 'print(f"rank {args.local_rank}")')) == {}
+    for own in ("model_engine", "trainer", "self", "accelerator.state"):  # what a library gives is LOCAL_RANK
+        assert found(of(tmp_path, head + f"torch.cuda.set_device({own}.local_rank)")) == {}
+    kept = "self.local_rank = args.local_rank\ntorch.cuda.set_device(self.local_rank)"
+    assert found(of(tmp_path, head + kept)) == {"local-rank": ("train.py", 8)}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        'torch.cuda.set_device(vars(args)["local_rank"])',
+        'torch.cuda.set_device(args.__dict__["local_rank"])',
+        'torch.cuda.set_device(getattr(args, "local_rank", 0))',
+        "torch.cuda.set_device(self.args.local_rank)",
+        'opt = vars(args)["local_rank"]\ntorch.cuda.set_device(opt)',
+    ],
+)
+def test_the_local_rank_by_another_way(tmp_path: Path, use: str) -> None:
+    head = LOCAL_RANK.partition("local_rank = ")[0]
+    assert found(of(tmp_path, head + use)) == {"local-rank": ("train.py", 7 + use.count("\n"))}
+    assert found(of(tmp_path, head + use.replace("local_rank", "device_index"))) == {}
+    assert found(of(tmp_path, head + use + '\nos.environ["LOCAL_RANK"]')) == {}
+
+
+OPTIONS = {
+    "click": (
+        "import click\n@click.command()\n@click.option('--local-rank', default=0)\ndef main(local_rank):\n    {use}",
+        "local_rank",
+    ),
+    "typer": (
+        "import typer\napp = typer.Typer()\n@app.command()\ndef main(local_rank: int = typer.Option(-1)):\n    {use}",
+        "local_rank",
+    ),
+    "fire": ("import fire\ndef main(size=3, local_rank=0):\n    {use}\nfire.Fire(main)", "local_rank"),
+    "absl": ("from absl import flags\nflags.DEFINE_integer('local_rank', 0, 'which')\n{use}", "flags.FLAGS.local_rank"),
+    "HfArgumentParser": (
+        "from dataclasses import dataclass, field\nfrom transformers import HfArgumentParser\n@dataclass\nclass Mine:\n"
+        "    local_rank: int = field(default=-1)\nargs, = HfArgumentParser(Mine).parse_args_into_dataclasses()\n{use}",
+        "args.local_rank",
+    ),
+    "simple_parsing": (
+        "import simple_parsing\nfrom dataclasses import dataclass\n@dataclass\nclass Mine:\n    local_rank: int = 0\n"
+        "args = simple_parsing.parse(Mine)\n{use}",
+        "args.local_rank",
+    ),
+}
+
+
+@pytest.mark.parametrize("package", OPTIONS)
+def test_the_local_rank_as_an_option_of_other_packages(tmp_path: Path, package: str) -> None:
+    text, value = OPTIONS[package]
+    faulty = text.format(use=f"torch.cuda.set_device({value})")
+    report = found(of(tmp_path, "import torch\n" + faulty))
+    assert report.keys() == {"local-rank"}
+    assert found(of(tmp_path, "import torch\n" + text.format(use=f"print({value})"))) == {}
+    of_transformers = faulty.replace("class Mine:", "class Mine(TrainingArguments):")  # reads LOCAL_RANK itself
+    if of_transformers != faulty and package == "HfArgumentParser":
+        assert found(of(tmp_path, "import torch\n" + of_transformers)) == {}
+
+
+UNPACKED = """
+import deepspeed
+from torch.utils.data import DataLoader
+settings = {{"train_batch_size": 8, "optimizer": {{"type": "Adam"}}}}
+kwargs = {built}
+{more}
+engine, _, loader, _ = deepspeed.initialize(model=net, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("built", "more", "rules"),
+    [
+        ('{"config": settings, "optimizer": own}', "", {"optimizer-twice"}),
+        ("dict(config=settings, optimizer=own)", "", {"optimizer-twice"}),
+        ("dict(config=settings)", 'kwargs["optimizer"] = own', {"optimizer-twice"}),
+        ("dict(config=settings)", "kwargs.update(optimizer=own)", {"optimizer-twice"}),
+        ("dict(config=settings)", 'kwargs.update({"optimizer": own})', {"optimizer-twice"}),
+        ("dict(training_data=data)", "mine = DataLoader(data)", {"two-loaders"}),
+        ('{"config": settings, "optimizer": None}', "", set[str]()),
+        ("dict(config=settings)", "if own:\n    kwargs['optimizer'] = own", set[str]()),
+        ("dict(config=settings, optimizer=own)", "kwargs = other()", set[str]()),
+        ("dict(training_data=data)", "mine = DataLoader(held_out)", set[str]()),
+        ("read()", "", set[str]()),
+    ],
+)
+def test_arguments_of_initialize_in_a_dict(tmp_path: Path, built: str, more: str, rules: set[str]) -> None:
+    assert found(of(tmp_path, UNPACKED.format(built=built, more=more))).keys() == rules
 
 
 # --- the other rules -------------------------------------------------------------------------------------------------
@@ -400,6 +516,25 @@ def test_sound_launch_scripts(tmp_path: Path, text: str) -> None:
     assert found(of(tmp_path, f"#!/bin/sh\n{text}\n", "launch.sh")) == {}
 
 
+def test_a_command_in_quotes_over_several_lines(tmp_path: Path) -> None:
+    text = """#!/bin/bash
+# the first host's name is not needed
+N=2
+OPTIONS=" \\
+  --fp16 \\
+"
+OPTIONS="${OPTIONS}
+  --deepspeed \\
+"
+run="deepspeed --num_nodes ${N} train.py ${OPTIONS}"
+eval ${run}
+"""
+    assert found(of(tmp_path, text, "launch.sh")) == {"num-nodes": ("launch.sh", 11)}
+    assert found(of(tmp_path, text.replace("N=2", "N=1"), "launch.sh")) == {}
+    lone = "echo it's\n" + "true\n" * 70 + "deepspeed --num_nodes 2 train.py\n"
+    assert found(of(tmp_path, lone, "launch.sh")) == {"num-nodes": ("launch.sh", 72)}
+
+
 @pytest.mark.parametrize(
     ("text", "level"),
     [
@@ -417,6 +552,71 @@ def test_sound_launch_scripts(tmp_path: Path, text: str) -> None:
 )
 def test_dockerfiles(tmp_path: Path, text: str, level: str) -> None:
     assert [v.level for v in of(tmp_path, text, "Dockerfile").verdicts] == [level]
+
+
+COMPOSE = """
+services:
+  train:
+    image: mine
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, capabilities: [gpu]}}]}}}}}}
+    {more}
+  tracker:
+    image: mlflow
+"""
+POD = """
+apiVersion: v1
+kind: Namespace
+---
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template:
+        spec:
+          {pod}
+          containers:
+            - name: trainer
+              command: [torchrun, train.py]
+              resources: {{limits: {{nvidia.com/gpu: 8}}}}
+              {mounts}
+"""
+MOUNT = "volumeMounts: [{name: shm, mountPath: /dev/shm}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (COMPOSE.format(more="command: train"), 4),
+        (COMPOSE.format(more="shm_size: 8gb"), 0),
+        (COMPOSE.format(more="ipc: host"), 0),
+        (COMPOSE.format(more="tmpfs: [/dev/shm]"), 0),
+        (COMPOSE.replace("[gpu]", "[tpu]").format(more=""), 0),
+        ("services:\n  x:\n    runtime: nvidia\n    image: y\n", 3),
+        (POD.format(pod="restartPolicy: Never", mounts=""), 13),
+        (POD.format(pod="volumes: [{name: shm, emptyDir: {medium: Memory}}]", mounts=MOUNT), 0),
+        (POD.format(pod="volumes: [{name: shm, emptyDir: {}}]", mounts=MOUNT), 13),
+        (POD.format(pod="hostIPC: true", mounts=""), 0),
+        (
+            POD.format(pod="restartPolicy: Never", mounts="")
+            .replace("torchrun, train.py", "nginx")
+            .replace("trainer", "web"),
+            0,
+        ),
+        ("name: mine\ntrain: {length: 3 steps}\n", 0),
+        ("{{ if .Values.gpu }}\nservices: {{ x }}\n", 0),
+        ("a: !Sub 'x'\nb: [1, 2", 0),
+    ],
+)
+def test_compose_files_and_manifests(tmp_path: Path, text: str, line: int) -> None:
+    assert found(of(tmp_path, text, "deploy.yaml")) == ({"shm-size": ("deploy.yaml", line)} if line else {})
+
+
+def test_a_folder_of_too_many_files_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(material, "_MOST_FILES", 2)
+    for name in ("a.py", "b.py", "c.py", "notes.txt"):
+        (tmp_path / name).write_text("x = 1\n")
+    last = read_scripts([tmp_path]).verdicts[-1]
+    assert (last.level, last.finding) == ("yellow", "2 files were read, 1 were not: too many for one call")
 
 
 # --- sound scripts, in the manner of published examples ---------------------------------------------------------------

@@ -33,6 +33,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["train"], "headway train: the following arguments are required: RUN_FILE", "see headway train --help"),
         (["train", "a.yaml", "b.yaml"], "takes no 'b.yaml'", "see headway train --help"),
         (["train", "a.yaml", "--plian"], "takes no '--plian'", "did you mean --plain?"),
+        (["plan", "a.yaml", "--force", "disk"], "takes no '--force disk'", "--force belongs to headway init, train"),
         (["plan", "a.yaml", "--set"], "expected one argument", "see headway plan --help"),
         (["export", "run", "--step", "five"], "invalid int value: 'five'", "see headway export --help"),
         (["export", "train.length=5"], "there is no run in runs", "headway train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headway.config.schema import SourceConfig
 from headway.data import accelerated
 from headway.data.accelerated import Accelerated, IdsDiffer, by_tokenizers
 from headway.data.build import StoreRequest, build_store
+from headway.data.contexts import Contexts
 from headway.data.facts import describe_store
 from headway.data.store import TokenStore
 from headway.data.vocabulary import load_tokenizer
@@ -44,7 +46,7 @@ class Faulty:
             raise _Panic("index out of bounds")
         encoded = self.real.encode_batch(list(texts), special)
         for text, encoding in zip(texts, encoded, strict=True):
-            if "lantern" in text:
+            if "lantern" in text or "\t'" in text:
                 return [_Ids([*encoding.ids[:-1], 0]) for encoding in encoded]
         return encoded
 
@@ -86,6 +88,43 @@ def test_the_ids_are_those_of_tokenizers(corpus: tuple[Path, SourceConfig, Path]
         assert kind == "wordpiece"
         return
     assert found == by_tokenizers(reference, texts)
+
+
+def test_a_difference_in_a_part_that_is_not_sampled_is_found(
+    corpus: tuple[Path, SourceConfig, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is one of many, neither the first nor the longest of its batch, and differs at its end."""
+    loaded = accelerated._loaded
+    monkeypatch.setattr(accelerated, "_loaded", lambda path: Faulty(loaded(path)))
+    texts = [prose(seed, 500).replace("lantern", "lamp") for seed in range(99)]
+    encoder = Accelerated(corpus[2], load_tokenizer(corpus[2]))
+    encoder.encode(texts)
+    encoder.encode(texts)
+    texts[51] = texts[51][:-40] + "\n\t'model': 1"
+    with pytest.raises(IdsDiffer):
+        encoder.encode(texts)
+
+
+def test_a_row_of_kinds_is_new_once() -> None:
+    contexts = Contexts()
+    assert [*contexts.new_in(["ab 12", "AB", ""])] != []
+    assert [*contexts.new_in(["cf 98", "XY", ""])] == []
+    assert any("\t'm" in piece for piece in contexts.new_in(["ab 12" + " " * 90 + "\t'mabcd" + " " * 90]))
+    assert [*contexts.new_in(["\ud800 \u0301\U0001f468\u00a0"])] != []
+
+
+def test_long_texts_go_to_tokenizers(tmp_path: Path) -> None:
+    """tokie 0.1.4 cuts texts above 64 KiB into parts, within runs of spaces too."""
+    rng = random.Random(1)
+    code = "".join(
+        " " * (4 * rng.randrange(12)) + rng.choice(("return x", "def", "yield")) + "\n" for _ in range(2**13)
+    )
+    source = write_texts(tmp_path / "corpus", [code])
+    tokenizer = tokenizer_for(tmp_path, source)
+    reference = load_tokenizer(tokenizer)
+    encoder = Accelerated(tokenizer, reference)
+    for size in (2**13, 2**15, 2**16 + 9, 2**17):
+        assert encoder.encode([code[:size]]) == by_tokenizers(reference, [code[:size]])
 
 
 @pytest.mark.parametrize("word", ["lantern", "panic"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,46 @@ def test_a_chat_is_what_transformers_makes_of_it(tmp_path: Path, text: str, name
     chat = CHATS[name]
     whole = theirs.apply_chat_template(chat["messages"], tools=chat.get("tools"), tokenize=False)
     assert found.render(read_chat(chat)).text == whole
+
+
+ALONE = """
+import json, sys
+from headway.data import templates
+{before}
+templates.load_renderer_alone()
+from headway.data.shapes import read_chat
+made = []
+for text, chats in json.load(sys.stdin):
+    own = templates.ChatTemplate({{"default": text}}, {{"eos_token": "<|im_end|>"}}, ("<|im_start|>", "<|im_end|>"))
+    made += [[(r := own.render(read_chat(chat))).text, r.spans] for chat in chats]
+print(json.dumps([made, [name for name in ("torch", "transformers.models") if name in sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "sys.path.insert(0, sys.argv[1])"], ids=["alone", "whole"])
+def test_the_renderer_alone_renders_as_the_whole_package(tmp_path: Path, before: str) -> None:
+    """Also where a release's renderer needs its package: the whole is imported then."""
+    utils = tmp_path / "transformers" / "utils"
+    utils.mkdir(parents=True)
+    (tmp_path / "transformers" / "__init__.py").write_text("needed = 1\n")
+    (utils / "__init__.py").write_text("")
+    body = "from .. import needed\ndef render_jinja_template(chats, **words):\n    return ['whole'], [[(0, 5)]]\n"
+    (utils / "chat_template_utils.py").write_text(body)
+    asked = [[text, [chat for chat in CHATS.values() if "tools" not in chat]] for text in (PLAIN, MARKED)]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(before=before), str(tmp_path)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    made, heavy = json.loads(done.stdout)
+    if before:
+        assert made[-1] == ["whole", [[0, 5]]]
+        return
+    assert heavy == []
+    here = [template(text).render(read_chat(chat)) for text, chats in asked for chat in chats]
+    assert made == [[one.text, [list(span) for span in one.spans]] for one in here]
 
 
 @pytest.mark.parametrize("name", CHATS)

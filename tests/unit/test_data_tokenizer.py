@@ -167,7 +167,14 @@ def test_a_tokenizer_without_ends_is_refused(tmp_path: Path, trained: Path) -> N
 def test_ids_beyond_31_bits_are_refused(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "MAX_VOCABULARY", 300)
     with pytest.raises(ModelError, match="must fit 31 bits"):
-        read_vocabulary(trained)
+        read_vocabulary(folder_of(tmp_path / "large", trained, {"eos_token": "<|endoftext|>"}))
+
+
+def test_a_tokenizer_that_was_changed_is_read_again(tmp_path: Path, trained: Path) -> None:
+    folder = folder_of(tmp_path / "mine", trained, {"eos_token": "<|endoftext|>"})
+    before = read_vocabulary(folder)
+    with_tokens(folder, "<more>")
+    assert read_vocabulary(folder).size == before.size + 1
 
 
 def test_truncation_and_padding_of_the_folder_do_not_cut_documents(tmp_path: Path, trained: Path) -> None:

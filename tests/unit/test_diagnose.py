@@ -9,7 +9,8 @@ import pytest
 
 from headway.cli.main import main
 from headway.diagnose.judge import Diagnosis, diagnose, diagnose_logs, diagnose_run
-from headway.diagnose.signatures import SIGNATURES, hints_of
+from headway.diagnose.patterns import hints_of
+from headway.diagnose.signatures import SIGNATURES
 from headway.diagnose.streams import parse
 from headway.errors import Diverged, UserError
 from headway.train.health import DISCARDS_IN_A_ROW, Guard
@@ -96,13 +97,14 @@ def test_torchruns_table_names_the_rank_and_its_signal() -> None:
     assert (bus.name, bus.rank) == ("shared-memory", 3)
 
 
-def test_the_launchers_line_names_the_rank_that_it_lost() -> None:
+def test_a_command_that_deepspeed_quotes_names_no_rank() -> None:
+    """It is the last rank's command, whichever failed (deepspeed/launcher/launch.py, sigkill_handler)."""
     text = """
 [rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:20891
 [2026-11-30 15:26:04,169] [ERROR] [launch.py:259:sigkill_handler] ['python', '--local_rank=1'] exits with \
 return code = -9
 """
-    assert (of(text).name, of(text).rank) == ("killed", 1)
+    assert (of(text).name, of(text).rank) == ("killed", None)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,140 @@ return code = -9
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO PREEMPTION ***", "preempted"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO NODE FAILURE ***", "node-failed"),
         ("train.sh: line 5:  1234 Killed                  python train.py", "killed"),
+        ("subprocess.CalledProcessError: Command '['python', '--local_rank=7']' died with <Signals.SIGKILL: 9>.",
+         "killed"),
+        ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 20) of binary: "
+         "python", "killed"),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL", "killed"),
+        ("srun: error: n7: task 3: Out Of Memory", "host-out-of-memory"),
+        ("[rank1]: Cuda failure 2 'out of memory'", "cuda-out-of-memory"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "invalid-device"),
+        ("Duplicate GPU detected : rank 5 and rank 4 both on CUDA device b7000", "same-device"),
+        ("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+         "gradient_acc_step * world_size 32 != 4 * 1 * 1", "batch-sizes"),
+        ("AssertionError: Micro batch size per gpu: 0 has to be greater than 0", "batch-sizes"),
+        ("RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn", "no-gradient"),
+        ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.",
+         "unused-parameters"),
+        ("RuntimeError: Expected to mark a variable ready only once. This error is caused by", "used-twice"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float", "dtypes"),
+        ("RuntimeError: FlashAttention only support fp16 and bf16 data type", "dtypes"),
+        ("ValueError: Must flatten tensors with uniform dtype but got torch.float32 and torch.bfloat16", "dtypes"),
+        ("ValueError: Cannot flatten integer dtype tensors", "quantized-storage"),
+        ("AssertionError: {'id': 7, 'status': 'INFLIGHT', 'numel': 0, 'ds_numel': 9}", "gathered-twice"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`", "gpu-library"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         "cuda-out-of-memory"),
+        ("OSError: [Errno 24] Too many open files", "open-files"),
+        ("RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: Too many open files (24)",
+         "open-files"),
+        ("RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: No space left on device "
+         "(28)", "shared-memory"),
+        ("\tsize mismatch for head.weight: copying a param with shape torch.Size([0]) from checkpoint, the shape in "
+         "current model is torch.Size([9, 4]).", "empty-weights"),
+        ("\tsize mismatch for head.weight: copying a param with shape torch.Size([9, 4]) from checkpoint, the shape in "
+         "current model is torch.Size([0]).", "sharded-weights"),
+        ("deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 4 but "
+         "the current world size is 6.", "other-world-size"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/a b.bin'", "missing-file"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", "kernel-build"),
+        ("PermissionError: [Errno 13] Permission denied: '/out'", "no-permission"),
+        ("OSError: Can't load tokenizer for './mine'. If you were trying to load it from", "model-files"),
+        ("OSError: ./mine does not appear to have a file named config.json.", "model-files"),
+        ("AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'", "kernel-build"),
+        ("n1:27:27 [0] init.cc:981 NCCL WARN Invalid rank requested : 4/4", "nccl-ranks"),
+        ("RuntimeError: connect() timed out. Original timeout was 60000 ms.", "connection-refused"),
+        ("(Actor pid=52, ip=10.0.0.8) torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The "
+         "connection to the C10d store has failed.", "rendezvous-lost"),
+        ("srun: error: Task launch for 36.0 failed on node n9: Job credential expired", "scheduler-start"),
+        ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 8 got signal: 1", "told-to-end"),
+        ("RUNTIME ERROR: the cluster's module is not loaded", "other"),
     ],
 )  # fmt: skip
 def test_single_lines(line: str, name: str) -> None:
     assert of(line).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "rank", "host"),
+    [
+        (ELASTIC.format(code=1, signal="x"), "no-words", 3, "node7"),
+        (ELASTIC.format(code=-6, signal="6 (SIGABRT)"), "aborted", 3, "node7"),
+        ("E1106 04:43:02.651000 26021 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) "
+         "local_rank: 2 (pid: 26) of binary: python", "no-words", 2, ""),
+        ("[2026-11-30 10:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python', '-u', 't.py', '--local_rank=7'] "
+         "exits with return code = 1", "no-words", None, ""),
+        ("srun: error: gpu-7: tasks 2-7: Exited with exit code 1", "no-words", 2, "gpu-7"),
+        ("srun: error: gpu-7: task 9: Killed", "killed", 9, "gpu-7"),
+        ("mpirun noticed that process rank 5 with PID 0 on node gpu04 exited on signal 9 (Killed).", "killed", 5,
+         "gpu04"),
+        ("worker-1: ssh exited with exit code 255", "no-words", None, ""),
+    ],
+)  # fmt: skip
+def test_a_launcher_that_does_not_know_why(text: str, name: str, rank: int | None, host: str) -> None:
+    found = of(text)
+    assert (found.name, found.rank, found.host) == (name, rank, host)
+    with_words = of(f"{text}\n[rank1]: KeyError: 'input_ids'")
+    assert (with_words.error, with_words.rank) == ("KeyError: 'input_ids'", 1) or name == "killed"
+
+
+def test_torchruns_table_with_the_error_inside() -> None:
+    inside = """Traceback (most recent call last):
+    File "/w/train.py", line 162, in main
+      build()
+  mine.NoSuchLayer"""
+    text = ELASTIC.format(code=1, signal="x").replace("Signal x received by PID 14750", inside)
+    assert (of(text).error, of(text).rank, of(text).host) == ("mine.NoSuchLayer", 3, "node7")
+
+
+def test_who_is_silent_among_ranks_that_wait() -> None:
+    line = (
+        "[E ProcessGroupNCCL.cpp:457] [Rank {}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000) ran for 1808499 milliseconds before timing out."
+    )
+    found = of("\n".join(line.format(rank) for rank in (3, 1, 2)))
+    assert (found.name, found.rank) == ("collective-timeout", 0)
+    assert of(line.format(3)).rank == 3  # one rank's own log says nothing of the others
+
+
+def test_an_exception_that_python_ignored_is_an_echo() -> None:
+    text = """
+Exception ignored in: <function DeepSpeedCPUAdam.__del__ at 0x7f7c7ad5bd30>
+Traceback (most recent call last):
+  File "cpu_adam.py", line 110, in __del__
+AttributeError: 'Adam' object has no attribute 'opt_id'
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+ValueError: lr must be positive
+"""
+    assert of(text).error == "ValueError: lr must be positive"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-02-05 05:32:39 [job-7-worker-1, unknown_ip] {}",
+        "[2026-10-12 10:11:20] [INFO] {}",
+        "【2026-07-09 22:14:41】{}",
+        "2026-07-09 22:14:41,123 {}",
+    ],
+)
+def test_a_time_before_each_line(line: str) -> None:
+    lines = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', "    g()", "mine.BadRow: 7"]
+    text = "\n".join(line.format(one) for one in lines[:3]) + "\n" + line.format("ValueError: row 7")
+    assert of(text).error == "ValueError: row 7"
+
+
+def test_a_log_that_was_pasted_indented(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(f"    step 1\n    [rank3]: {OOM}\n")
+    found = diagnose_logs([tmp_path / "train.log"])
+    assert found is not None
+    assert (found.name, found.rank) == ("cuda-out-of-memory", 3)
+
+
+def test_a_heading_is_not_the_error_and_an_echo_below_it_is_no_body() -> None:
+    error = "mine.errors.StateException: written by 8 ranks"
+    assert of(f"{error}\nNCCL INFO [Service thread] Connection closed by localRank 7").error == error
 
 
 def test_a_device_side_assert_is_its_first_line_not_the_last() -> None:
@@ -222,11 +354,13 @@ def test_a_log_of_powershell(tmp_path: Path) -> None:
 
 def test_loops_of_skipped_steps() -> None:
     line = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}"
-    text = "\n".join(line.format(2**n, 2 ** (n - 1)) for n in range(16, 4, -1))
-    assert of(text).name == "not-finite"
-    assert "12 lines say so" in of(text).cause
-    few = [parse(line.format(65536, 32768), "job.log", n) for n in range(2)]
-    assert diagnose(few) is None  # a loss scale that finds its place
+    falling = [line.format(2**n, 2 ** (n - 1)) for n in range(32, 0, -1)]
+    assert diagnose([parse(text, "job.log", n) for n, text in enumerate(falling)]) is None  # it finds its place
+    old = "[logging.py:60:log_dist] [Rank 0] Overflow detected. Skipping step. Attempted loss scale: 1, reducing to 1"
+    for stuck in (line.format(1, 1), line.format("1.0", "1.0"), old):
+        found = of("\n".join(falling + [stuck] * 12))
+        assert (found.name, "12 lines say so" in found.cause) == ("not-finite", True)
+    assert of("\n".join([*falling, OOM])).name == "cuda-out-of-memory"
 
 
 def test_headways_own_errors_keep_their_own_fix() -> None:

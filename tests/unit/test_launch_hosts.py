@@ -56,6 +56,34 @@ def test_every_line_that_is_wrong_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "::1"),
+        ("10.0.0.7", "[::ffff:10.0.0.7]"),
+        ("[2001:db8::7]", "2001:0db8:0::7"),
+        ("gpu-a.", "GPU-A"),
+    ],
+)
+def test_one_host_by_two_writings(first: str, second: str) -> None:
+    with pytest.raises(ConfigError, match="stands on line 1 already"):
+        parse_hostfile(f"{first} slots=1\n{second} slots=1", "hosts")
+
+
+def test_this_machine_among_several_hosts_by_a_name_that_means_each() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hostfile("gpu-a slots=1\nlocalhost slots=1", "hosts")
+    assert [problem.where for problem in caught.value.problems] == ["hosts:2"]
+    assert [host.name for host in parse_hostfile("localhost slots=2", "hosts")] == ["localhost"]
+
+
+@pytest.mark.parametrize("text", ["a[1-2],a[2-3]", "n[1-99999]x[1-99999]", "n[\u0661-\u0663]"])
+def test_node_lists_that_name_a_host_twice_or_too_many(text: str) -> None:
+    with pytest.raises(UserError):
+        expand_nodelist(text)
+
+
+@pytest.mark.parametrize(
     ("text", "host"),
     [
         ("node1", Host("node1")),
@@ -74,7 +102,7 @@ def test_users_ports_and_addresses(text: str, host: Host) -> None:
     "text",
     [
         *("", "a b@c", "node1:", "node1:70000", "[node1]:22", "$(reboot)", "-oProxyCommand=x", "a/b"),
-        *("12345::1", "999.1.1.1", "1.2.3", "fe80::1%$(reboot)", "a..b", "node1:\u00b2", "::::"),
+        *("12345::1", "999.1.1.1", "1.2.3", "fe80::1%$(reboot)", "a..b", "node1:\u00b2", "::::", "a" * 64),
     ],
 )
 def test_what_is_no_host(text: str) -> None:

@@ -54,8 +54,7 @@ def test_a_synthetic_machine_is_found_again(monkeypatch: pytest.MonkeyPatch) -> 
     found = cluster_file(LAPTOP, plans, json.loads(json.dumps(measured)), "x").rates
     assert found is not None
     for name, rate in truth.model_dump(exclude={"precision"}, exclude_none=True).items():
-        if not name.startswith("stage_"):  # three settings a stage cannot tell four terms apart
-            assert getattr(found, name) == pytest.approx(rate, rel=1e-3), name
+        assert getattr(found, name) == pytest.approx(rate, rel=1e-3, abs=1e-12), name
     for plan, seconds in zip(plans, taken, strict=True):
         assert sum(item.seconds for item in measured_times(plan, found)) == pytest.approx(seconds, rel=1e-3)
 
@@ -66,7 +65,7 @@ def test_a_term_that_nothing_shows_is_zero_and_none_is_negative() -> None:
     found = fit_terms(amounts, flops_only, flops_only)
     assert found[0] == pytest.approx(1e-10, rel=1e-6)
     assert found[1:] == pytest.approx([0] * 4, abs=1e-12)
-    noisy = [taken * factor for taken, factor in zip(flops_only, (1.2, 0.8, 1.1, 0.7, 1.3, 0.9, 1.1), strict=True)]
+    noisy = [taken * factor for taken, factor in zip(flops_only, (1.2, 0.8, 1.1, 0.7, 1.3, 0.9, 1.1, 0.8), strict=True)]
     assert min(fit_terms(amounts, noisy, noisy)) >= 0
     faster = [-taken for taken in flops_only]  # than what is known already: nothing is left to explain
     assert fit_terms(amounts, faster, flops_only) == [0.0] * 5

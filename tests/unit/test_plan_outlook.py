@@ -210,11 +210,13 @@ def test_a_known_model_needs_no_folder() -> None:
         look_ahead(Inquiry(model="lama-3.1-8b", on="8xH100"))
 
 
-def test_no_family_is_offered_that_would_have_to_partition_a_base_in_4_bits() -> None:
-    plan, found = look_ahead(Inquiry(model="llama-3.1-70b", on="1xA100-80GB", overrides=("adapter=qlora",)))
+def test_a_base_in_4_bits_is_partitioned_where_no_device_holds_it() -> None:
+    plan, _ = look_ahead(Inquiry(model="llama-3.1-70b", on="1xA100-80GB", overrides=("adapter=qlora",)))
     assert plan.plan.strategy.kind == "single"
+    plan, found = look_ahead(Inquiry(model="llama-3.1-70b", on="4xA100-40GB", overrides=("adapter=qlora",)))
+    assert plan.plan.strategy.label == "zero-3"
     assert found is not None
-    assert not any("zero-3" in candidate.family for candidate in found.candidates)
+    assert {candidate.family: candidate.fits for candidate in found.candidates}["zero-2"] is False
 
 
 @pytest.mark.parametrize(

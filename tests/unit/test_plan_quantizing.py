@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes.plans import A100_8, LAPTOP, data_facts, run_of
+from fakes.plans import A100_8, GIB, LAPTOP, data_facts, run_of
 from headway.certify.shrink import shrink
 from headway.errors import MissingExtra, PlanError
 from headway.facts.adapters import with_adapter
+from headway.facts.hardware import machine_of
 from headway.facts.model_config import scratch_config
+from headway.facts.prices import read_prices
 from headway.facts.schema import ClusterFacts
 from headway.facts.shape import shape_of
+from headway.plan.constants import TIME
 from headway.plan.explain import summary_rows
+from headway.plan.forecast import Basis, forecast
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.memory import model_states
-from headway.plan.quantizing import scale_bits
+from headway.plan.quantizing import gathered_numbers, planned_bits, scale_bits
 from headway.plan.schema import Plan
 from headway.plan.work import request_of
 from headway.registry import require_extra
@@ -72,14 +78,43 @@ def test_under_ddp_autocast_copies_only_what_is_not_quantised() -> None:
     assert items["16-bit copies of the weights"] == pytest.approx(2 * (plan.shape.parameters - LINEAR), rel=1e-6)
 
 
-def test_a_base_of_70b_fits_without_sharding_and_no_rung_shards_it() -> None:
-    plan = plan_with({"kind": "qlora"})
-    assert plan.strategy.stage < 3
-    assert not any(key.startswith("strategy.rejected.zero-3") for key in plan.reasons)
+@pytest.mark.parametrize(("precision", "weight"), [("bf16", 2), ("fp32", 4)])
+def test_zero_3_spreads_the_weights_and_not_their_scales(precision: str, weight: int) -> None:
+    held, words = {"kind": "qlora", "double_quantization": False}, f"train.precision={precision}"
+    plan = plan_with(held, "strategy=zero-3", words)
+    others = plan.shape.parameters - LINEAR
+    spread, scales = (LINEAR / 2 + weight * others) / 8, LINEAR / 16
+    items = {item.name: item.device_bytes for item in plan.memory.items}
+    assert items["parameters"] == pytest.approx(spread + scales, rel=1e-6)
+    numbers, layer = gathered_numbers(plan.shape, planned_bits(plan.adapter), weight)
+    assert numbers * weight == pytest.approx(8 * spread, rel=1e-6)
+    assert layer == 32000 * 8192, "the embedding is larger than a packed layer"
+    live = 2_000_000_000 + layer + plan.strategy.prefetch_bucket_elements  # DeepSpeed counts packed numbers
+    assert items["gathered parameters"] == pytest.approx(weight * live, rel=1e-6)
+    away = plan_with(held, "strategy={kind: deepspeed, stage: 3, offload: {parameters: cpu}}", words).memory.items
+    assert {i.name: i.device_bytes for i in away}["parameters"] == pytest.approx(scales, rel=1e-6)
+    assert {i.name: i.host_bytes for i in away}["offloaded parameters"] == pytest.approx(spread, rel=1e-6)
+
+
+def test_zero_3_is_planned_where_nothing_simpler_fits() -> None:
+    assert plan_with({"kind": "qlora"}).strategy.stage < 3
     assert plan_with({"kind": "lora"}).strategy.stage == 3
-    with pytest.raises(PlanError) as caught:
-        plan_with({"kind": "qlora"}, "train.micro_batch=64", "train.sequence=65536")
-    assert "zero-3" not in str(caught.value)
+    small = A100_8.model_copy(update={"device_memory_bytes": 40 * GIB})
+    assert plan_with({"kind": "qlora"}, cluster=small).strategy.label == "zero-3"
+
+
+def test_dequantising_takes_its_way_through_memory_with_each_product() -> None:
+    """Forward, recomputed, and backward for the input's gradient."""
+    plan = plan_with({"kind": "qlora"}, "strategy=zero-2", "train.activation_checkpointing=true")
+    bits = planned_bits(plan.adapter)
+    assert bits is not None
+    machine = machine_of(A100_8)
+    rate = machine.device.bandwidth_bytes_per_second * TIME.bandwidth
+    times = {item.name: item.seconds for item in forecast(plan, Basis(machine, read_prices())).times}
+    once = LINEAR * (bits / 8 + 2) / rate
+    assert times["dequantising"] == pytest.approx(3 * plan.batch.accumulation * once, rel=1e-3)
+    lora = forecast(plan_with({"kind": "lora"}, "strategy=zero-3"), Basis(machine, read_prices()))
+    assert not any(item.name == "dequantising" for item in lora.times)
 
 
 def test_the_plan_says_how_the_base_is_held() -> None:
@@ -92,17 +127,19 @@ def test_the_plan_says_how_the_base_is_held() -> None:
     assert plan_with({"kind": "lora"}).adapter == plain.model_copy(update={"kind": "lora", "quantization": None})
 
 
-def test_on_a_cpu_and_under_stage_3_it_is_refused_with_all_reasons_at_once() -> None:
+def test_on_a_cpu_and_where_its_packed_weights_would_be_computed_with_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
-        plan_with({"kind": "qlora"}, "strategy=zero-3", "launch.processes=2", cluster=LAPTOP)
+        plan_with({"kind": "qlora"}, "strategy.kind=zero-3", "strategy.quantized_weights=true", cluster=LAPTOP)
     problems = {problem.key: problem for problem in caught.value.problems}
     assert problems["adapter.kind"].value == "qlora"
     assert "is for GPUs only" in problems["adapter.kind"].rule
     assert "kind: lora" in problems["adapter.kind"].fix
-    assert "does not partition" in problems["strategy.stage"].rule
-    assert "zero-2" in problems["strategy.stage"].fix
-    with pytest.raises(PlanError, match=r"strategy\.offload\.parameters.*does not partition"):
-        plan_with({"kind": "qlora"}, "strategy={kind: deepspeed, stage: 3, offload: {parameters: cpu}}")
+    with pytest.raises(PlanError, match=r"(?s)strategy\.quantized_weights.*in 8 bits rounds the numbers"):
+        plan_with({"kind": "qlora"}, "strategy.kind=zero-3", "strategy.quantized_weights=true")
+    summed = {"zero_optimization": {"stage": 3, "stage3_use_all_reduce_for_fetch_params": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(summed))
+    with pytest.raises(PlanError, match=r"ds\.json:1: .*fetch_params.*a sum over ranks"):
+        plan_with({"kind": "qlora"}, f"strategy={{kind: deepspeed, config: {tmp_path / 'ds.json'}}}")
 
 
 def test_it_is_certified_as_lora_and_says_so() -> None:

@@ -32,10 +32,11 @@ from headway.run.paths import RunDir
 
 WORKER = "headway.train.rating"
 # hidden, layers, ffn, vocabulary, sequence, micro batch, accumulation: each stresses another term. A model of one
-# layer shows the head, accumulation divides the update from the rest, a narrow model shows what each layer costs, and
-# the smallest of all what a step takes whatever its size.
+# layer shows the head, accumulation divides the update from the rest, and the two smallest, one shallow and one deep,
+# what a step and a layer take whatever their size.
 _ON_CPU = (
     (64, 1, 128, 512, 16, 1, 1),
+    (64, 8, 128, 512, 16, 1, 1),
     (256, 4, 704, 4096, 256, 4, 1),
     (256, 4, 704, 4096, 256, 4, 2),
     (512, 3, 1408, 8192, 256, 2, 1),
@@ -51,8 +52,8 @@ _ON_GPU = (
     (1024, 2, 2816, 131072, 2048, 2, 1),
     (2048, 4, 5632, 32768, 4096, 1, 1),
 )
-# Of these, which ZeRO's stages are measured on: smallest, deepest, largest.
-_SHARDED_ON_CPU = (0, 4, 3)
+# Of these, which ZeRO's stages are measured on: the two smallest, a middling one, the largest.
+_SHARDED_ON_CPU = (0, 1, 5, 4)
 _SECONDS = {"cpu": 0.8, "cuda": 0.7}  # of each setting
 
 

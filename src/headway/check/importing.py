@@ -29,7 +29,11 @@ for name in sys.argv[1:]:
             module.LlamaForCausalLM  # imported when asked for: this is where a wrong torchvision breaks it
         say(name=name, version=str(getattr(module, "__version__", "")))
     except BaseException as error:
-        say(name=name, error=type(error).__name__ + ": " + str(error))
+        chain = []  # a lazy import hides what it stumbled over
+        while error is not None and len(chain) < 6:
+            chain.append(type(error).__name__ + ": " + " ".join(str(error).split())[:300])
+            error = error.__cause__ or error.__context__
+        say(name=name, error=" <- ".join(dict.fromkeys(chain)))
 if "torch" in sys.modules:
     torch = sys.modules["torch"]
     cuda = torch.cuda.is_available()
@@ -105,8 +109,8 @@ def _verdicts(lines: list[dict[str, Any]], code: int, late: bool, last_words: st
 
 def _failed(module: str, error: str) -> Verdict:
     name = f"import-{module}"
-    first = error.strip().splitlines()[0][:300]
+    first = (error.strip().splitlines() or ["no words"])[0]
     for words, what, fix in _FIXES:
         if any(word in error for word in words):
-            return red(name, f"{module} cannot be imported: {what}", fix.format(module), evidence=first)
-    return red(name, f"{module} cannot be imported", f"pip install --force-reinstall {module}", evidence=first)
+            return red(name, f"{module} cannot be imported: {what}", fix.format(module), evidence=first[-400:])
+    return red(name, f"{module} cannot be imported", f"pip install --force-reinstall {module}", evidence=first[-400:])

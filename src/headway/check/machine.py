@@ -16,7 +16,6 @@ from headway.check.subject import Subject
 from headway.facts.cluster import list_gpus
 from headway.launch.ports import is_free
 from headway.plan.memory import GIB, host_limit_bytes, used_bytes
-from headway.plan.quantizing import last_stage
 from headway.plan.schema import Plan
 from headway.plan.storage import checkpoint_bytes
 from headway.units import format_bytes
@@ -46,7 +45,7 @@ def _relief(plan: Plan) -> str:
         steps.append(f"train.micro_batch={max(1, plan.batch.micro_batch // 2)}")
     if not plan.numerics.activation_checkpointing:
         steps.append("train.activation_checkpointing=true")
-    if plan.launch.processes > 1 and plan.strategy.stage < last_stage(plan.adapter):
+    if plan.launch.processes > 1 and plan.strategy.stage < 3:
         steps.append(f"strategy=zero-{plan.strategy.stage + 1 if plan.strategy.kind == 'deepspeed' else 2}")
     return " or ".join(steps) or "a smaller model or a shorter train.sequence"
 
@@ -171,7 +170,10 @@ def open_files(name: str, subject: Subject) -> Verdict:
 def judge_open_files(name: str) -> Verdict:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
-        return yellow(name, f"{soft} files may be open at once (the hard limit is {hard})", f"ulimit -n {_OPEN_FILES}")
+        fix = f"ulimit -n {_OPEN_FILES}"
+        if soft == hard:  # only root can raise it
+            fix = f"nofile {_OPEN_FILES} in /etc/security/limits.conf, or docker run --ulimit nofile={_OPEN_FILES}"
+        return yellow(name, f"{soft} files may be open at once (the hard limit is {hard})", fix)
     return green(name, "no limit" if soft == resource.RLIM_INFINITY else f"{soft} may be open at once")
 
 

@@ -121,7 +121,13 @@ def _collect_overrides(options: argparse.Namespace, extra: list[str], wrong: lis
 
 
 def _unread(wrong: list[str], parser: _Parser) -> UserError:
-    known = [word for action in parser._actions for word in action.option_strings]
-    near = get_close_matches(wrong[0].partition("=")[0], known, n=1)
+    option = wrong[0].partition("=")[0]
+    near = get_close_matches(option, _options(parser), n=1)
+    others = [verb.name for verb in VERBS if option.startswith("--") and option in _options(_parser(verb))]
     fix = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help"
+    fix = f"{option} belongs to headway {', '.join(others)}" if 0 < len(others) < 4 else fix
     return UserError(f"{parser.prog} takes no {' '.join(wrong)!r}", fix=fix)
+
+
+def _options(parser: _Parser) -> list[str]:
+    return [word for action in parser._actions for word in action.option_strings]

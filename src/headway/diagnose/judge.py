@@ -8,23 +8,36 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.diagnose.signatures import EXCEPTION, LAUNCHERS_OWN, Strength, recognise
+from headway.diagnose.patterns import Strength
+from headway.diagnose.signatures import EXCEPTION, LAUNCHERS_OWN, NO_ERROR, SAID_ALOUD, recognise
 from headway.diagnose.streams import Line, read
 from headway.errors import Problem, UserError
 
-_ORDER: dict[Strength, int] = {"strong": 0, "weak": 1, "echo": 2}
+_ORDER: dict[Strength, int] = {"strong": 0, "weak": 1, "echo": 2, "launcher": 3}
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
-_IN_WORDS = re.compile(r"(?:--)?local[_-]rank(?:=|: ?)(\d+)")  # of launchers: of one host, its rank
+# torchrun's line of the first failure. A command that is quoted with --local_rank=N is the last rank's, whoever failed.
+_IN_WORDS = re.compile(r"local_rank: (\d+) \(pid")
+# What srun and mpirun say: the host, and the task, which is the rank where there is one a rank.
+_TASK = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<task>\d+)[:,-]"
+    r"|process rank (?P<rank>\d+) with PID \d+ on node (?P<node>[\w.-]+)"
+)
 _BLOCK = re.compile(r"^\s*(?P<key>rank|exitcode|host|time)\s*: (?P<value>.*)")
 _WATCHDOG = re.compile(
-    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), "
-    r"OpType=(?P<kind>\w+)(?:, NumelIn=(?P<elements>\d+))?"
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<number>\d+), )?"
+    r"OpType=(?P<kind>\w+)(?:, (?:NumelIn|TensorShape)=(?P<elements>\d+|\[[\d, ]*\]))?"
 )
+# A loss scale above 1 is still looking for its place: ten skipped steps and more are a healthy start.
 _OVERFLOW = re.compile(
-    r"OVERFLOW!.*Skipping step|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*nan", re.I
+    r"overflow.*Skipping step\. Attempted loss scale: [01](?:\.\d+)?,"
+    r"|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*[\"']?nan",
+    re.IGNORECASE,
 )
+_TRACEBACK = re.compile(r"(?:^|[\]}|: ])Traceback \(most recent call last\):\s*$")
+_IGNORED = "Exception ignored in"
 _OTHER = "no known pattern: the error's own words say what happened"
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
+_VAGUE = ("other", "peer-lost", "collective-timeout", "rendezvous-lost", "aborted", "no-words")
 _LOOP = 5  # skipped or non-finite steps in a row
 
 
@@ -60,6 +73,15 @@ class _Seen:
         return _ORDER[self.strength], self.line.time if self.line.time is not None else 0.0, self.order
 
 
+@dataclass(frozen=True)
+class _Root:
+    """The first failure by torchrun's account, and the line that its account begins on."""
+
+    rank: int
+    host: str
+    order: int
+
+
 def diagnose_logs(paths: Sequence[Path]) -> Diagnosis | None:
     """The diagnosis of log files, of one rank each or of all together; None where no line names an error.
 
@@ -87,10 +109,10 @@ def diagnose_run(failure: str, rank: int | None, logs: Sequence[Path]) -> Diagno
     stated = diagnose([Line("the run's record", n, text, rank) for n, text in enumerate(failure.splitlines(), start=1)])
     lines = [line for log in logs for line in read(log)]
     own = [line for line in lines if line.rank == rank] if rank is not None else lines
-    if stated is not None and stated.name not in ("other", "peer-lost", "collective-timeout", "killed"):
+    if stated is not None and stated.name not in (*_VAGUE, "killed"):
         return stated
     logged = diagnose(own)
-    if logged is not None and logged.name not in ("other", "peer-lost", "collective-timeout"):
+    if logged is not None and logged.name not in _VAGUE:
         return logged
     whole = diagnose(lines)
     if stated is None:
@@ -126,58 +148,97 @@ def diagnose(lines: Sequence[Line]) -> Diagnosis | None:
     first = min(seen, key=_Seen.place)
     root = _root_cause(lines)
     if root is not None and first.strength != "strong":
-        own = [one for one in seen if one.line.rank == root and one.strength != "echo"]
-        first = min(own, key=_Seen.place) if own else first
+        own = [one for one in seen if one.line.rank == root.rank and one.strength != "echo"]
+        told = [one for one in seen if one.order > root.order and first.strength == one.strength == "launcher"]
+        first = min(own or told or [first], key=_Seen.place)
     rank = first.line.rank if first.line.rank is not None else _rank_of(first, root, lines)
+    host = first.line.host or (root.host if root is not None and rank == root.rank else "") or _named_host(first)
     made = Diagnosis(
-        first.name, rank, first.line.text.strip(), f"{first.line.file}:{first.line.number}", first.cause, first.fix,
-        first.line.host,
-    )  # fmt: skip
+        first.name,
+        rank,
+        first.line.text.strip(),
+        f"{first.line.file}:{first.line.number}",
+        first.cause,
+        first.fix,
+        host,
+    )
     return _said_more(made, first, seen, lines)
 
 
-def _rank_of(first: _Seen, root: int | None, lines: Sequence[Line]) -> int | None:
+def _named_host(first: _Seen) -> str:
+    match = _TASK.search(first.line.text)
+    return match["host"] or match["node"] if match else ""
+
+
+def _rank_of(first: _Seen, root: _Root | None, lines: Sequence[Line]) -> int | None:
     """Of a line without a rank: the launcher's word on which failed first, or the only rank that there is."""
     if root is not None:
-        return root
+        return root.rank
     if said := _IN_WORDS.search(first.line.text):
         return int(said[1])
+    if told := _TASK.search(first.line.text):
+        return int(told["task"] or told["rank"])
+    if "exits with return code" in first.line.text:
+        return None  # DeepSpeed's launcher does not say whose
     ranks = {line.rank for line in lines if line.rank is not None}
     return next(iter(ranks)) if len(ranks) == 1 else None
 
 
 def _errors(lines: Sequence[Line]) -> list[_Seen]:
     found: list[_Seen] = []
-    ends = set(_ends_of_tracebacks(lines))
+    aloud: list[_Seen] = []
+    ends = dict(_ends_of_tracebacks(lines))
     for order, line in enumerate(lines):
         text = line.text.strip()
-        if not text or LAUNCHERS_OWN.search(text):
+        if not text or NO_ERROR.search(text):
             continue
         known = recognise(text) if _may_be_error(line.text) else None
         if known is not None:
             signature, match = known
             cause, fix = signature.words(match)
-            found.append(_Seen(line, signature.strength, signature.name, cause, fix, order))
-        elif order in ends or (EXCEPTION.match(text) is not None and line.text[:1] not in " \t"):
-            below = lines[order + 1].text if order + 1 < len(lines) else ""
-            if _may_be_error(below) and recognise(below) is not None:
-                continue  # a heading: what it heads is the error
-            fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
-            found.append(_Seen(line, "strong", "other", _OTHER, fix, order))
-    return _without_chains(found, lines)
+            strength = signature.strength if ends.get(order, "strong") == "strong" else "echo"
+            found.append(_Seen(line, strength, signature.name, cause, fix, order))
+            continue
+        if LAUNCHERS_OWN.search(text):
+            continue
+        fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
+        if order in ends or (EXCEPTION.match(text) is not None and line.text[:1] not in " \t"):
+            if not _heads(lines, order):
+                found.append(_Seen(line, ends.get(order, "strong"), "other", _OTHER, fix, order))
+        elif SAID_ALOUD.match(text):
+            aloud.append(_Seen(line, "echo", "other", _OTHER, fix, order))
+    found = _without_chains(found, lines)
+    return found + aloud if all(one.strength == "launcher" for one in found) else found
 
 
-def _ends_of_tracebacks(lines: Sequence[Line]) -> Iterator[int]:
-    """The line that closes each traceback, whatever the exception's name: `AssertionError`, `mine.BadBatch: row 7`."""
-    begun: set[tuple[str, int | None, str]] = set()
+def _heads(lines: Sequence[Line], order: int) -> bool:
+    """Whether a line is the heading of the next, which is the error: `Error(s) in loading state_dict for X:`."""
+    below = lines[order + 1].text if order + 1 < len(lines) else ""
+    known = recognise(below) if _may_be_error(below) else None
+    return known is not None and known[0].strength in ("strong", "weak")
+
+
+def _ends_of_tracebacks(lines: Sequence[Line]) -> Iterator[tuple[int, Strength]]:
+    """The line that closes each traceback, whatever the exception's name: `AssertionError`, `mine.BadBatch: row 7`.
+
+    An exception that Python ignored (in a __del__) is the echo of what went before.
+    """
+    begun: dict[tuple[str, int | None, str], tuple[int, Strength]] = {}
+    ignored: set[tuple[str, int | None, str]] = set()
     for order, line in enumerate(lines):
         stream = (line.file, line.rank, line.host)
-        if line.text.startswith("Traceback (most recent call last)"):
-            begun.add(stream)
-        elif stream in begun and line.text.strip() and line.text[:1] not in " \t":
-            begun.discard(stream)
-            if _NAMED.match(line.text):
-                yield order
+        if line.text.startswith(_IGNORED):
+            ignored.add(stream)
+        elif _TRACEBACK.search(line.text):
+            indent = 2 if line.text.lstrip().startswith("traceback : ") else 0  # in torchrun's closing table
+            begun[stream] = indent, "echo" if stream in ignored else "strong"
+            ignored.discard(stream)
+        elif stream in begun and line.text.strip():
+            indent, strength = begun[stream]
+            if len(line.text) - len(line.text.lstrip()) <= indent:
+                del begun[stream]
+                if _NAMED.match(line.text.strip()):
+                    yield order, strength
 
 
 def _own_fix(lines: Sequence[Line], order: int) -> str:
@@ -190,7 +251,9 @@ def _own_fix(lines: Sequence[Line], order: int) -> str:
 
 def _may_be_error(text: str) -> bool:
     """Source lines that a traceback quotes are not errors, nor is the place that they stand in."""
-    return not text.startswith(("    ", "  File "))
+    return not text.startswith(("    ", "  File ", "│")) or text.lstrip().startswith(
+        ("size mismatch for ", '"message": ')
+    )
 
 
 def _without_chains(found: list[_Seen], lines: Sequence[Line]) -> list[_Seen]:
@@ -231,15 +294,19 @@ def _loop(lines: Sequence[Line]) -> _Seen | None:
     return _Seen(line, "strong", "not-finite", f"{cause}: {len(hits)} lines say so", fix, order)
 
 
-def _root_cause(lines: Sequence[Line]) -> int | None:
-    """The rank in torchrun's closing table under 'Root Cause'."""
-    below = False
-    for line in lines:
-        below = below or _ROOT_CAUSE.search(line.text) is not None
+def _root_cause(lines: Sequence[Line]) -> _Root | None:
+    """What torchrun's closing table says under 'Root Cause'."""
+    start, host = -1, ""
+    for order, line in enumerate(lines):
+        if _ROOT_CAUSE.search(line.text):
+            start = order
         match = _BLOCK.match(line.text)
-        if below and match and match["key"] == "rank":
+        if start < 0 or match is None:
+            continue
+        host = match["value"].strip() if match["key"] == "host" else host
+        if match["key"] == "rank":
             number = re.match(r"\d+", match["value"])
-            return int(number[0]) if number else None
+            return _Root(int(number[0]), host, start) if number else None
     return None
 
 
@@ -261,7 +328,7 @@ def _timed_out(
 ) -> Diagnosis:
     """Ranks that wait are not the culprit; it is one that says nothing, or waits in another collective."""
     dogs = {int(m["rank"]): m for line in lines if (m := _WATCHDOG.search(line.text))}
-    places = {rank: (m["kind"], m["elements"], int(m["number"])) for rank, m in dogs.items()}
+    places = {rank: (m["kind"], m["elements"], int(m["number"] or 0)) for rank, m in dogs.items()}
     if len(set(places.values())) > 1:
         behind = min(places, key=lambda rank: (places[rank][2], rank))
         told = "; ".join(f"rank {r}: {k} of {e} elements, number {n}" for r, (k, e, n) in sorted(places.items()))
@@ -269,6 +336,9 @@ def _timed_out(
         fix = "move the collective out of the test of the rank; headway doctor --script FILE finds it"
         return replace(made, name="mismatched-collectives", rank=behind, cause=cause, fix=fix)
     absent = sorted(rank for rank in set(ranks) - set(waiting) if rank is not None)
+    silent = set(range(max(dogs, default=0))) - set(dogs)
+    if not absent and 0 < len(silent) < len(dogs):  # of ranks 1, 2 and 3 that wait, it is rank 0 that does not
+        absent = sorted(silent)
     if absent and list(waiting) != [None]:
         names = ", ".join(map(str, absent))
         return replace(made, rank=absent[0], cause=f"{made.cause}: rank {names} never came to it")

@@ -3,84 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
 
-# strong: the failure itself; weak: healthy starts say it too (a connection tried again); echo: of another rank's end.
-Strength = Literal["strong", "weak", "echo"]
-
-
-@dataclass(frozen=True)
-class Signature:
-    """`cause` and `fix` may name the pattern's groups: {shape}."""
-
-    name: str
-    pattern: re.Pattern[str]
-    cause: str
-    fix: str
-    strength: Strength = "strong"
-    hints: tuple[str, ...] = ()  # a line without any of them cannot fit; none: any line may
-
-    def words(self, match: re.Match[str]) -> tuple[str, str]:
-        """(cause, fix) with what the line says filled in."""
-        groups = {name: value or "?" for name, value in match.groupdict().items()}
-        unsaid = re.compile(r" \([^()]*\?\)")
-        return unsaid.sub("", self.cause.format(**groups)), unsaid.sub("", self.fix.format(**groups))
-
-
-def _sign(name: str, pattern: str, cause: str, fix: str, strength: Strength = "strong") -> Signature:
-    return Signature(name, re.compile(pattern, re.IGNORECASE), cause, fix, strength, hints_of(pattern))
-
-
-_TOKEN = re.compile(
-    r"\\(?P<escaped>.)|(?P<opens>[(\[])|(?P<times>[?*+]|\{[\d,]+\})|(?P<any>[.^$])|(?P<bar>\|)|(?P<plain>.)"
-)
-_LEAST = 3  # characters: shorter texts stand in too many lines
-
-
-def hints_of(pattern: str) -> tuple[str, ...]:
-    """Of each alternative the longest text that it cannot do without, in lower case; () where one has none.
-
-    To look for a text is a hundred times faster than to search by the pattern, and a log has a million lines.
-    """
-    best, run, found, at = "", "", list[str](), 0
-    while at < len(pattern):
-        token = _TOKEN.match(pattern, at)
-        if token is None:
-            return ()
-        at, kind = token.end(), token.lastgroup
-        letter = token["plain"] or (token["escaped"] if token["escaped"] and not token["escaped"].isalnum() else "")
-        if kind == "times":  # what is before it may be absent, or repeated
-            run = run if token["times"] == "+" else run[:-1]
-        best = max(best, run, key=len)
-        run = run + letter if letter else ""
-        if kind == "opens":
-            at = _behind(pattern, token.start())
-        elif kind == "bar":
-            found.append(best)
-            best = ""
-    found.append(max(best, run, key=len))
-    return tuple(text.lower() for text in found) if min(map(len, found)) >= _LEAST else ()
-
-
-def _behind(pattern: str, start: int) -> int:
-    """The place behind the group or class that opens at `start`."""
-    depth, in_class, at = 0, False, start
-    while at < len(pattern):
-        letter = pattern[at]
-        if letter == "\\":
-            at += 1
-        elif in_class:
-            in_class = letter != "]"
-        elif letter == "[":
-            in_class = True
-        else:
-            depth += {"(": 1, ")": -1}.get(letter, 0)
-        at += 1
-        if depth == 0 and not in_class:
-            return at
-    return at
-
+from headway.diagnose.patterns import Signature, sign
 
 LESS_MEMORY = "train.micro_batch halved, then train.activation_checkpointing=true, then strategy=zero-3"
 _DEBUG = "start again with launch.debug=true (NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL)"
@@ -90,39 +14,45 @@ _ARRIVE = (
     f"only where it was merely slow. To see each rank's last collective {_DEBUG}"
 )
 
+_OWN_LOGS = (
+    "give the ranks' own logs: headway doctor --log FOLDER. To have them: torchrun --log-dir=logs --tee=3, deepspeed "
+    "--enable_each_rank_log=logs, srun --output=rank-%t.log; of a NCCL time-out, NCCL_DEBUG=INFO as well"
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     # --- memory ---
-    _sign(
+    sign(
         "cuda-out-of-memory",
         r"CUDA out of memory(?:\. Tried to allocate (?P<asked>[\d.]+ \w+))?"
-        r"|torch(?:\.cuda)?\.OutOfMemoryError(?!.*CUDA out)"
+        r"|torch(?:\.cuda)?\.OutOfMemoryError(?!.*CUDA out)|Cuda failure \d* ?'out of memory'"
         r"|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED",
         "the GPU's memory ran out (asked for: {asked})",
         LESS_MEMORY,
     ),
-    _sign(
+    sign(
         "host-out-of-memory",
         r"DefaultCPUAllocator: (?:can't|not enough memory: you tried to) allocate(?: memory: you tried to allocate)? "
         r"(?P<asked>\d+ bytes)|^MemoryError\b|Cannot allocate memory|std::bad_alloc|oom-kill:|oom_reaper"
-        r"|Out of memory: Killed process|Memory cgroup out of memory|\bOOMKilled\b|oom_kill event",
+        r"|Out of memory: Killed process|Memory cgroup out of memory|\bOOMKilled\b|oom_kill event"
+        r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory",
         "the host's memory ran out (asked for: {asked})",
         f"{LESS_MEMORY}; fewer data.workers; with offload: strategy.offload=null",
     ),
     # --- programs that are missing or do not fit ---
-    _sign(
+    sign(
         "missing-module",
         r"ModuleNotFoundError: No module named '?(?P<module>[\w.]+)'?",
         "the Python of this rank's host has no module {module}",
         "python -m pip install {module}, in the environment of every host; `headway doctor --hostfile FILE` compares "
         "them",
     ),
-    _sign(
+    sign(
         "no-kernel-image",
         r"no kernel image is available for execution on the device|is not compatible with the current PyTorch install",
         "this build of torch (or of an extension) has no kernels for this GPU's architecture",
         "install a torch built for a CUDA release that knows the GPU; rebuild extensions with TORCH_CUDA_ARCH_LIST set",
     ),
-    _sign(
+    sign(
         "driver",
         r"CUDA driver version is insufficient|Found no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|Driver/library version mismatch|CUDA error: system not yet initialized",
@@ -130,16 +60,25 @@ SIGNATURES: tuple[Signature, ...] = (
         "update the driver (or restart after an update), or install a torch built for an older CUDA; see headway "
         "doctor",
     ),
-    _sign(
+    sign(
         "kernel-build",
         r"Error building extension '(?P<op>\w+)'|Ninja is required to load C\+\+ extensions|ninja: build stopped"
         r"|CUDA_HOME (?:does not exist|environment variable is not set)|MissingCUDAException|CUDAMismatchException"
-        r"|Unable to JIT load the (?P<ext>\w+) op|subprocess\.CalledProcessError: Command '\['ninja'",
+        r"|Unable to JIT load the (?P<ext>\w+) op|subprocess\.CalledProcessError: Command '\['ninja'"
+        r"|No such file or directory: '(?:\S*/)?(?:nvcc|ninja|[gc]\+\+)'",
         "a kernel that is compiled at first use could not be built: compiler, ninja or CUDA toolkit is missing or "
         "differs",
         "headway doctor names what is missing; headway doctor --build-ops builds ahead of the run",
     ),
-    _sign(
+    sign(
+        "kernel-build",  # what follows where an op could not be loaded: the reason stands above, if anywhere
+        r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'|module 'cpu_adam' has no attribute",
+        "DeepSpeed's CPU Adam could not be loaded: it is compiled at first use, and was not, or for another torch",
+        "headway doctor --build-ops CPUAdamBuilder shows the compiler's own words; remove an old build first: "
+        "rm -r ~/.cache/torch_extensions",
+        "weak",
+    ),
+    sign(
         "undefined-symbol",
         r"ImportError: (?P<file>\S+\.so\S*): undefined symbol|operator torchvision::nms does not exist"
         r"|GLIBCXX_\S+' not found|cannot open shared object file",
@@ -149,22 +88,108 @@ SIGNATURES: tuple[Signature, ...] = (
         "be removed: pip uninstall torchvision",
     ),
     # --- devices ---
-    _sign(
+    sign(
         "token-out-of-range",
         r"IndexError: index out of range in self|srcIndex < srcSelectDimSize|`t >= 0 && t < n_classes`"
         r"|vectorized_gather_kernel.*index out of bounds|Target \d+ is out of bounds",
         "a token id (or label) is larger than the embedding (or the output) has rows",
         "use the model's own tokenizer, or leave out model.config.vocab; headway plan --check-only compares the two",
     ),
-    _sign(
+    sign(
         "gpu-fault",
         r"uncorrectable ECC error|GPU has fallen off the bus|\bXid\b.*: (?P<xid>\d+)|CUDA error: (?:unspecified launch"
         r" failure|an illegal memory access was encountered|misaligned address)|device-side assert triggered",
         "the GPU stopped: a hardware fault, or a kernel that read outside its memory",
         "nvidia-smi -q -d ECC; with CUDA_LAUNCH_BLOCKING=1 the line that fails is the one that is named",
     ),
+    sign(
+        "invalid-device",
+        r"CUDA error: invalid device ordinal|cuda runtime error \(\d+\) : invalid device ordinal"
+        r"|error=\d+ : invalid device ordinal",
+        "a rank chose a GPU that is not there: this host has more ranks than GPUs that they may see",
+        "start as many ranks as GPUs (--nproc_per_node, --num_gpus); CUDA_VISIBLE_DEVICES renumbers them from 0",
+    ),
+    sign(
+        "same-device",
+        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device",
+        "ranks {one} and {two} use one GPU: a rank does not choose its own device",
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first collective; headway doctor --script '
+        "FILE finds where the rank is read; or start no more ranks than GPUs",
+    ),
+    # --- the training script and its settings ---
+    sign(
+        "batch-sizes",
+        r"Check batch related parameters|train_batch_size is not equal to|(?P<what>Micro batch size per gpu|"
+        r"Train batch size|Gradient accumulation steps): 0 has to be greater",
+        "the batch sizes of the DeepSpeed config do not fit the number of ranks: train_batch_size must be micro batch "
+        "x accumulation x ranks",
+        "give two of the three sizes only (headway plan --deepspeed-config ds.json --world-size N works them out); "
+        "ranks: a world size of 1 means that the launcher's variables did not reach the script",
+    ),
+    sign(
+        "no-gradient",
+        r"element \d+ of tensors does not require grad",
+        "nothing that the loss depends on is trained: every parameter is frozen, or activation checkpointing cut the "
+        "gradient off before a frozen embedding",
+        'model.enable_input_require_grads() before training, or gradient_checkpointing_kwargs={{"use_reentrant": '
+        "False}}; print which parameters have requires_grad",
+    ),
+    sign(
+        "unused-parameters",
+        r"Expected to have finished reduction in the prior iteration",
+        "DDP waits for the gradients of parameters that this loss does not use",
+        "let every parameter take part in the loss, or freeze those that do not; else DistributedDataParallel(..., "
+        "find_unused_parameters=True), which costs time at each step; TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
+    ),
+    sign(
+        "used-twice",
+        r"Expected to mark a variable ready only once|parameter \d+ has already been reduced",
+        "a parameter's gradient was ready twice in one backward: activation checkpointing of the older kind under DDP "
+        "or ZeRO, or a module that is used twice",
+        "use_reentrant=False in activation checkpointing; DDP: static_graph=True",
+    ),
+    sign(
+        "dtypes",
+        r"(?:mat1 and mat2|self and mat2|m1 and m2) (?:must|to) have the same dtype|expected (?:m1|mat1) and m(?:at)?2 "
+        r"to have the same dtype|expected scalar type \w+ but found \w+|Input type \(.+\) and (?:weight|bias) type"
+        r"|Must flatten tensors with uniform dtype|Attempting to unscale FP16 gradients"
+        r"|FlashAttention only supports? fp16 and bf16",
+        "tensors of two precisions meet: a module (an adapter, a norm, a head) is kept in another dtype than the rest",
+        "load the whole model in one dtype, or run the forward under torch.autocast; with adapters: "
+        "model.to(torch.bfloat16) after they are added",
+    ),
+    sign(
+        "quantized-storage",
+        r"Cannot flatten integer dtype tensors",
+        "FSDP cannot part weights that are kept in integers (4 or 8 bits)",
+        "bnb_4bit_quant_storage=torch.bfloat16 in BitsAndBytesConfig, the dtype of everything else; 8 bits do not go "
+        "with FSDP",
+    ),
+    sign(
+        "gathered-twice",
+        r"AssertionError: \{{?'id': \d+, 'status': '|ds_active_sub_modules|still has active sub modules",
+        "ZeRO-3 let go of a weight that another module still used: a module is called inside another's forward "
+        "(generate within training, a shared head), or an earlier error left the forward half done",
+        "read what stands above it first; deepspeed.utils.set_z3_leaf_modules(model, [Block]), or ZeRO-2",
+    ),
+    sign(
+        "gpu-library",
+        r"CUBLAS_STATUS_(?!ALLOC_FAILED)[A-Z_]+|CUDNN_STATUS_[A-Z_]+|cuDNN error:|Could not load library libcudnn",
+        "cuBLAS or cuDNN could not do its work: another release of it is found first, memory is short, or an index "
+        "before it was out of range",
+        "unset LD_LIBRARY_PATH (torch brings its own); CUDA_LAUNCH_BLOCKING=1 shows which operation; headway doctor "
+        "compares releases",
+    ),
     # --- disks and shared memory ---
-    _sign(
+    sign(
+        "open-files",
+        r"Too many open files|\[Errno 24\]|received 0 items of ancdata"
+        r"|unable to open shared memory object <[^>]*> in read-write mode(?!: No space)",
+        "this process may not open more files: each tensor that a data worker hands over is one",
+        "ulimit -n 65536 in the shell (or the unit, or docker run --ulimit nofile=65536); or "
+        "torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    sign(
         "shared-memory",
         r"bus error|\bSIGBUS\b|shared memory \(shm\)|unable to (?:open|write to|allocate) shared memory|shm_open"
         r"|exitcode\s*: -7\b|return code = -7\b|/dev/shm\S*.*No space left|No space left.*/dev/shm",
@@ -172,7 +197,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm; or fewer "
         "DataLoader workers",
     ),
-    _sign(
+    sign(
         "disk-full",
         r"No space left on device|\[Errno 28\]|\bENOSPC\b|Disk quota exceeded|\[Errno 122\]|file write failed"
         r"|StorageFull|PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos"
@@ -181,7 +206,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "free some space (df -h; df -i), checkpoint.keep=1, or runs=FOLDER on a larger disk; then headway resume",
     ),
     # --- checkpoints and weights ---
-    _sign(
+    sign(
         "unsafe-pickle",
         r"Weights only load failed|WeightsUnpickler error|Can't get local object|cannot pickle|Can't pickle",
         "the file holds (or would hold) Python objects, not only tensors",
@@ -189,7 +214,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "you "
         "made yourself",
     ),
-    _sign(
+    sign(
         "torn-checkpoint",
         r"PytorchStreamReader failed|failed finding central directory|SafetensorError|incomplete metadata"
         r"|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|pickle data was truncated|invalid load key"
@@ -199,7 +224,29 @@ SIGNATURES: tuple[Signature, ...] = (
         "headway resume takes the newest complete checkpoint by itself; for a downloaded file: delete it and fetch "
         "it again",
     ),
-    _sign(
+    sign(
+        "empty-weights",
+        r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint",
+        "the file holds no weights: it was saved under ZeRO-3 while each rank had only its slice",
+        "take the checkpoint's own slices together (python zero_to_fp32.py . pytorch_model.bin in its folder), and "
+        "save with stage3_gather_16bit_weights_on_model_save: true from now on",
+    ),
+    sign(
+        "sharded-weights",
+        r"shape in current model is torch\.Size\(\[0\]\)|'weight' must be 2-D|weight should have at least three "
+        r"dimensions|consumed \d+ numels out of \d+",
+        "weights are parted over the ranks (ZeRO-3), and something read or loaded them as if they were whole",
+        "with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0) around it; load weights "
+        "before deepspeed.initialize, with from_pretrained",
+    ),
+    sign(
+        "other-world-size",
+        r"checkpoint being loaded used a DP world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
+        "the checkpoint was written by {saved} ranks and is read by {now}: DeepSpeed's own cannot be parted anew",
+        "start with {saved} ranks; or convert it (ds_to_universal.py), or take the weights alone (zero_to_fp32.py); "
+        "Headway's own checkpoints resume on any number of ranks",
+    ),
+    sign(
         "size-mismatch",
         r"size mismatch for (?P<parameter>[\w.]+): copying a param with shape (?P<saved>.+?) from checkpoint, "
         r"the shape in "
@@ -208,31 +255,43 @@ SIGNATURES: tuple[Signature, ...] = (
         "build the model from the config beside the weights; after adding tokens: resize_token_embeddings before "
         "loading",
     ),
+    sign(
+        "missing-file",
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '?(?P<file>[^']+)'?",
+        "a file that the run needs is not on this rank's host: {file}",
+        "ls -l it on every host: a path on one host's own disk, or a checkpoint of which only some parts were copied",
+    ),
+    sign(
+        "no-permission",
+        r"PermissionError: \[Errno 13\] Permission denied: '?(?P<file>[^']+)'?",
+        "this rank may not read or write {file}",
+        "ls -ld it as the user that the run has on that host (in a container, often another)",
+    ),
     # --- networks ---
-    _sign(
+    sign(
         "address-in-use",
         r"EADDRINUSE|address already in use",
         "another process holds the rendezvous port, often a rank of an earlier run that is still alive",
         "another port (launch.port=null takes a free one; MASTER_PORT=29501 elsewhere); who holds it: ss -ltnp",
     ),
-    _sign(
+    sign(
         "mismatched-collectives",
         r"Detected mismatch between collectives on ranks|Mismatch between collective operation types"
         r"|collective.*mismatch.*rank",
         "the ranks called different collectives: a branch was taken by some of them only (such as `if rank == 0:`)",
         "move the call out of the test of the rank; headway doctor --script FILE finds it",
     ),
-    _sign(
+    sign(
         "connection-refused",
         r"connection refused|ConnectionRefusedError|client socket has (?:failed|timed out)|No route to host"
         r"|Name or service not known|Temporary failure in name resolution|getaddrinfo failed|Network is unreachable"
-        r"|gloo connectFullMesh failed",
+        r"|gloo connectFullMesh failed|connect\(\) timed out|RendezvousTimeoutError",
         "a rank could not reach the address of rank 0: it never started, the port is blocked, or the name leads "
         "elsewhere",
         "headway doctor --hostfile FILE tries names, routes and ports between all hosts, both ways",
         "weak",
     ),
-    _sign(
+    sign(
         "collective-timeout",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (?:recv|send) operation"
         r"|Rank \d+ failed to pass monitoredBarrier|collective operation timeout"
@@ -242,7 +301,15 @@ SIGNATURES: tuple[Signature, ...] = (
         _ARRIVE,
         "weak",
     ),
-    _sign(
+    sign(
+        "nccl-ranks",
+        r"Invalid rank requested : (?P<rank>\d+)/(?P<size>\d+)|NCCL error in: \S+ invalid argument",
+        "ranks and world size do not fit: two processes have one rank, or a rank is not below the world size "
+        "(rank {rank} of {size})",
+        "let the launcher set RANK and WORLD_SIZE; a script that sets them itself must count every process of every "
+        "host",
+    ),
+    sign(
         "nccl-system",
         r"ncclSystemError|ncclUnhandledCudaError|unhandled (?:system|cuda) error|ncclInternalError|ncclInvalidUsage",
         "NCCL could not use the network or a device",
@@ -250,7 +317,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "weak",
     ),
     # --- numbers ---
-    _sign(
+    sign(
         "not-finite",
         r"Current loss scale already at minimum|\bDiverged\b|loss or gradients? (?:stayed|were|are) (?:non-?"
         r"|not )finite"
@@ -260,53 +327,80 @@ SIGNATURES: tuple[Signature, ...] = (
         "(train.precision); then headway resume from the last good checkpoint",
     ),
     # --- the rest of the outside world ---
-    _sign(
+    sign(
         "hub-access",
         r"GatedRepoError|RepositoryNotFoundError|401 Client Error|403 Client Error|LocalEntryNotFoundError"
         r"|We couldn't connect to 'https://huggingface",
         "the model hub refused, or could not be reached",
         "set HF_TOKEN and accept the model's licence, or name a local folder: model.from=./folder",
     ),
-    _sign(
+    sign(
+        "model-files",
+        r"Can't load (?:the )?(?:tokenizer|model|configuration|config|feature extractor|image processor) (?:for|of) "
+        r"'(?P<name>[^']+)'|(?P<folder>\S+) does not appear to have a file named (?P<file>\S+)",
+        "transformers found no complete model under that name: a folder that lacks a file, a name that is mistyped, "
+        "or a hub that cannot be reached from this host",
+        "ls the folder on every host (config.json, tokenizer files, weights); after training save the tokenizer with "
+        "the model; without a network: download once, then HF_HUB_OFFLINE=1",
+    ),
+    sign(
         "worker-lost",
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal: (?P<signal>\w+))",
         "a process that reads data ended (signal: {signal}): memory, most often",
         "fewer data.workers, or more memory; dmesg -T | grep -i 'killed process'",
     ),
-    _sign(
+    sign(
         "time-limit",
         r"DUE TO TIME LIMIT|\bDeadlineExceeded\b|activeDeadlineSeconds",
         "the scheduler's time limit ended the job",
         "headway resume goes on from the last checkpoint; train.stop_after a little below the limit saves before it",
     ),
-    _sign(
+    sign(
         "preempted",
         r"DUE TO PREEMPTION|\bPreempting\b|reason: Preempted|\bPreemptionByScheduler\b|spot instance \w* ?interruption",
         "the job was preempted: its machines went to another",
         "headway resume goes on from the last checkpoint; let the scheduler requeue it, with notice before the end",
     ),
-    _sign(
+    sign(
         "node-failed",
         r"DUE TO NODE FAILURE|\bNODE_FAIL\b|NodeNotReady|node .{1,80} (?:is|became) unreachable",
         "a host failed under the job",
         "leave that host out (sbatch --exclude=HOST), see headway doctor --hostfile FILE, then headway resume",
     ),
-    _sign(
+    sign(
         "killed",
         r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by SIGKILL"
-        r"|^(?:\S+: line \d+:\s+\d+ Killed\b|Killed(?:\s+\S*python.*)?$)|return code 137|exit code:? 137",
+        r"|^(?:\S+: line \d+:\s+\d+ Killed\b|Killed(?:\s+\S*python.*)?$)|return code 137|exit code:? 137"
+        r"|died with <Signals\.SIGKILL|terminated with signal SIGKILL|exited on signal 9\b"
+        r"|srun: error: \S+: tasks? [\d,-]+: Killed",
         "the rank was killed from outside (SIGKILL): the kernel does so where the host's memory runs out",
         "dmesg -T | grep -i 'killed process' says whether it was memory; if so: fewer data.workers, no offload, a "
         "smaller "
         "train.micro_batch",
     ),
-    _sign(
+    sign(
         "segfault",
         r"Segmentation fault|\bSIGSEGV\b|exitcode\s*: -11\b|return code = -11\b",
         "compiled code crashed: packages built for different torch or CUDA releases, most often",
         "headway doctor compares the versions; PYTHONFAULTHANDLER=1 shows the line",
     ),
-    _sign(
+    sign(
+        "scheduler-start",
+        r"srun: error: (?:Task launch for \S+ failed on node (?P<node>\S+?):|Unable to (?:create step|confirm "
+        r"allocation|allocate resources))(?P<why>.*)",
+        "Slurm could not start the processes on a host ({node}):{why}",
+        "scontrol show node says its state; 'credential expired' means that the hosts' clocks differ; leave it out: "
+        "sbatch --exclude=HOST",
+    ),
+    sign(
+        "told-to-end",
+        r"SignalException: Process \d+ got signal: (?P<signal>\d+)|Received (?P<name>\S+) death signal",
+        "the launcher itself was told to end: by signal 1 (SIGHUP) where a terminal closed, 2 by Ctrl-C, 15 (SIGTERM) "
+        "by the scheduler or kill",
+        "let it run without the terminal: tmux, nohup, sbatch, or headway train --detach; then headway resume",
+        "weak",
+    ),
+    sign(
         "peer-lost",
         r"connection (?:was )?(?:closed|reset|aborted)|broken pipe\b|recvvalue failed|sendBytes failed"
         r"|remote process exited"
@@ -314,6 +408,35 @@ SIGNATURES: tuple[Signature, ...] = (
         "another rank ended first; this is only its echo",
         "read the logs of the other ranks, and of their hosts",
         "echo",
+    ),
+    sign(
+        "rendezvous-lost",
+        r"RendezvousConnectionError|RendezvousClosedError|connection to the C10d store has failed",
+        "this host's launcher did not reach the first host's, or lost it: it never started, has ended, or the port is "
+        "blocked",
+        "read the first host's log; headway doctor --hostfile FILE tries the port both ways",
+        "echo",
+    ),
+    # --- launchers that do not know why ---
+    sign(
+        "aborted",
+        r"exitcode\s*: -6\b|exitcode: -6\)|return code = -6\b|Signal 6 \(SIGABRT\)|died with <Signals\.SIGABRT"
+        r"|exited on signal 6\b|terminated with signal SIGABRT|tasks? [\d,-]+: Aborted",
+        "compiled code ended the process (SIGABRT): NCCL's watchdog after a collective that did not end, most often, "
+        "or a check that failed; the rank's own words are not in this log",
+        _OWN_LOGS,
+        "launcher",
+    ),
+    sign(
+        "no-words",
+        r"exitcode\s*: (?P<a>-?[1-9]\d*) \(pid|failed \(exitcode: (?P<b>-?[1-9]\d*)\)"
+        r"|exits with return code = (?P<c>-?[1-9]\d*)|returned non-zero exit status (?P<d>\d+)"
+        r"|exited with non-zero status (?P<e>[1-9]\d*)|tasks? [\d,-]+: Exited with exit code (?P<f>\d+)"
+        r"|ssh exited with exit code (?P<g>[1-9]\d*)|process \d+ terminated with exit code (?P<h>[1-9]\d*)"
+        r"|process returned a\s+non-zero exit code|processes exited with non-zero status",
+        "a rank ended, and no line of this log says why: this is only the launcher's account of it",
+        _OWN_LOGS,
+        "launcher",
     ),
 )
 
@@ -323,8 +446,10 @@ EXCEPTION = re.compile(
 )
 LAUNCHERS_OWN = re.compile(
     r"ChildFailedError|CalledProcessError|torch\.distributed\.elastic|SignalException|ProcessRaisedException"
-    r"|^KeyboardInterrupt|Warning:|SystemExit"
 )
+NO_ERROR = re.compile(r"^KeyboardInterrupt|Warning:|SystemExit")
+# Where no line names an error, one that begins so is one.
+SAID_ALOUD = re.compile(r"^\W{0,3}(?:RUNTIME ERROR|FATAL|CRITICAL|Fatal(?: Python)? error|ERROR)\b(?::|\]| )", re.ASCII)
 
 
 def recognise(line: str) -> tuple[Signature, re.Match[str]] | None:

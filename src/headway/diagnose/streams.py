@@ -18,6 +18,7 @@ _FILE = (
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BEGINS = r"(?=\[|Traceback|  File| |\w+Error|ERROR|RuntimeError)"
+_WRITES = r"(?=Traceback| *File \"|[A-Za-z_][\w.]*(?:Error|Exception)\b)"
 # Outermost first: what stands before a line, and may be cut off.
 _PREFIX = (
     # docker and kubectl logs --timestamps; a container runtime's own file says the stream as well
@@ -25,6 +26,9 @@ _PREFIX = (
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) [\w.@-]+(?:\[\d+\])?: "),  # journalctl
     re.compile(r"^\[pod/(?P<host>[^/\]]+)/[^\]]+\] "),  # kubectl logs --prefix
     re.compile(r"^(?P<host>[\w.-]+-\d+) +\| "),  # docker compose
+    # Azure's joined logs; and a time that a wrapper puts before what Python writes
+    re.compile(r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)? \[(?P<host>[\w.-]+), ?[\w.]+\] ?"),
+    re.compile(rf"^[\[【]?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?[\]】]? ?(?:\[[A-Z]+\] )?{_WRITES}"),
     re.compile(r"^\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
     re.compile(r"^\[(?:default|[\w.-]*?)(?P<rank>\d+)\]:\s?"),  # torchrun --tee: [default3]: , newer ones [trainer3]:
     re.compile(r"^\[rank(?P<rank>\d+)\]:\s?", re.IGNORECASE),
@@ -57,11 +61,18 @@ class Line:
 
 def read(path: Path) -> Iterator[Line]:
     """The lines of the last start in a file. Raises OSError where it cannot be read."""
-    lines = _text(path).splitlines()
+    lines = _dedented(_text(path).splitlines())
     began = max((i for i, line in enumerate(lines) if line.startswith(STARTED_AGAIN)), default=0)
     of_file = next((int(found[1]) for form in _FILE if (found := form.search(str(path)))), None)
     for number, raw in enumerate(lines[began:], start=began + 1):
         yield parse(raw, str(path), number, of_file)
+
+
+def _dedented(lines: list[str]) -> list[str]:
+    """Without what every line is indented by: a log that was copied out of a page."""
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
+    common = min(indents, default=0)
+    return [line[common:] for line in lines] if common else lines
 
 
 def _text(path: Path) -> str:

@@ -20,6 +20,7 @@ from headway.export.folder import ADAPTER, CARD, DTYPES, RECORD, is_adapter, rea
 from headway.export.tokenizer import load_tokenizer
 from headway.model.adapter import PREFIX, without_old_names
 from headway.model.huggingface import HuggingFaceSource
+from headway.model.naming import is_partitioned
 from headway.model.quantized import QloraSource, building_device, hold_in_4_bits, quantizer_of
 from headway.model.skeleton import AUTO_CLASSES
 from headway.parallel.collectives import world
@@ -91,10 +92,13 @@ def model_logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 def quantised_logits(model: nn.Module, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
     """fp32 [2, rows, length, entries]: of a model beside a base in 4 bits, and of the same beside its own weights.
 
-    The second needs no rank but the first, which reads the base once more; the others give the first twice.
+    Rank 0 reads the base once more for the second; the others, which only help to gather under ZeRO-3, give the first
+    twice.
     """
     held = model_logits(model, ids)
     if world()[0] != 0:
+        if is_partitioned(model):
+            model_logits(model, ids)
         return torch.stack([held, held])
     # A compiled layer would be compiled anew around files that are read.
     eager = torch.compiler.set_stance("force_eager") if plan.numerics.compile else nullcontext()

@@ -10,7 +10,9 @@ A model that was saved from within a wrapper carries the wrapper's name in front
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
+import torch
 from torch import nn
 
 from headway.errors import ModelError
@@ -47,6 +49,19 @@ def mark_held(layer: nn.Module, shape: tuple[int, ...]) -> None:
 def base_shape(layer: nn.Module) -> tuple[int, ...] | None:
     """Of a layer that holds its weight in 4 bits, the shape in the base; None of any other."""
     return layer.__dict__.get(_SHAPE)
+
+
+def scales_of(layer: Any) -> list[torch.Tensor]:
+    """What a layer that holds its weight in 4 bits keeps beside it; nothing of any other."""
+    state = layer.quant_state if base_shape(layer) is not None else None
+    if state is None:
+        return []
+    return [state.absmax, *([state.state2.absmax] if state.nested else [])]
+
+
+def is_partitioned(module: nn.Module) -> bool:
+    """Whether ZeRO-3 has spread its parameters: a forward pass needs all ranks."""
+    return any(hasattr(parameter, "ds_tensor") for parameter in module.parameters())
 
 
 def plain_name(name: str) -> str:

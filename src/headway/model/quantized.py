@@ -4,6 +4,9 @@ Every linear layer but the output head is frozen in 4 bits; embeddings, norms an
 under `single` and `ddp`, which is what PEFT's `prepare_model_for_kbit_training` makes of them, and in the training
 precision under DeepSpeed. Each matrix is read from the folder and quantised for itself, so the device never holds the
 base whole, and equally on every rank and at every resume: a checkpoint holds the adapter only.
+
+Under ZeRO-3 the packed weights are partitioned like any others, packed into numbers of the training precision as PEFT
+documents it (`bnb_4bit_quant_storage`); their scales stay whole on every rank.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from headway.plan.quantizing import BLOCK
 from headway.plan.schema import AdapterPlan, Plan
 
 
-def _layers_of_bitsandbytes() -> Any:
-    return importlib.import_module("bitsandbytes.nn")
+def _held_linear() -> Any:
+    return importlib.import_module("headway.model.four_bits").HeldLinear
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,10 @@ class Quantizer:
 
     def empty(self, layer: Any) -> Any:
         """A layer of the same shape and bias that holds no weights yet, and takes no memory for them."""
-        nn4 = _layers_of_bitsandbytes()
         shape, device = layer.weight.shape, layer.weight.device
         outputs, inputs = reversed(shape) if isinstance(layer, Conv1D) else shape
         bias: Any = getattr(layer, "bias", None)
-        made = nn4.Linear4bit(
+        made = _held_linear()(
             inputs,
             outputs,
             bias=False,
@@ -57,40 +59,40 @@ class Quantizer:
             device="meta",
         )
         made.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        # A weight that says it is quantised already: moved to a device, it is left as it is.
-        made.weight = nn4.Params4bit(
-            torch.empty(0, dtype=torch.uint8, device=device),
-            compress_statistics=self.double,
-            quant_type=self.kind,
-            blocksize=BLOCK,
-            bnb_quantized=True,
-        )
-        # On CPUs with bf16 instructions it would repack itself for inference, in bf16, and never train again.
-        made.support_avx512bf16_for_cpu = False
+        made.weight = self._weight(torch.empty(0, dtype=torch.uint8, device=device))
         mark_held(made, tuple(shape))
         return made
 
     def fill(self, layer: Any, weight: torch.Tensor) -> None:
-        """Quantise a weight [outputs, inputs] on the layer's device.
+        """Quantise a weight [outputs, inputs] on the layer's device, packed into the dtype of its empty weight.
 
-        Raises ModelError on a CPU whose kernel would take other blocks' scales for it.
+        Raises ModelError on a CPU whose kernel would take other blocks' scales for it, and where the packed weight is
+        no whole number of that dtype.
         """
-        device = layer.weight.device
+        device, storage = layer.weight.device, layer.weight.dtype
         if device.type == "cpu" and layer.in_features % BLOCK:
             # bitsandbytes 0.50.2 there restarts its blocks at each row: values of up to twice the weight came back.
             rule = f"a CPU dequantises rows of {layer.in_features} weights wrongly, which are no multiple of {BLOCK}"
             raise ModelError(rule, fix="do this on a machine with a GPU")
         if tuple(weight.shape) != (layer.out_features, layer.in_features):
             raise ValueError(f"a weight of {list(weight.shape)} for {layer.out_features} x {layer.in_features}")
-        made = _layers_of_bitsandbytes().Params4bit(
-            weight.to(self.stored).contiguous(),
-            requires_grad=False,
+        if weight.numel() % (2 * storage.itemsize):
+            rule = f"a layer of {layer.out_features} x {layer.in_features} weights cannot be packed into {storage}"
+            raise ModelError(rule, fix="strategy=zero-2")
+        packed, state = importlib.import_module("bitsandbytes.functional").quantize_4bit(
+            weight.to(device, self.stored).contiguous(),
+            blocksize=BLOCK,
             compress_statistics=self.double,
             quant_type=self.kind,
-            blocksize=BLOCK,
-            module=layer,
+            quant_storage=storage,
         )
-        layer.weight = made.to(device)
+        layer.weight, layer.quant_state = self._weight(packed), state
+
+    def _weight(self, packed: torch.Tensor) -> nn.Parameter:
+        """A plain parameter, which every strategy knows, with what PEFT asks of one of bitsandbytes' own."""
+        weight: Any = nn.Parameter(packed, requires_grad=False)
+        weight.compress_statistics, weight.quant_type = self.double, self.kind
+        return weight
 
 
 def quantizer_of(plan: Plan, compute: torch.dtype | None = None) -> Quantizer:
@@ -136,6 +138,8 @@ def hold_in_4_bits(model: nn.Module, quantizer: Quantizer, device: torch.device)
 class QloraSource(LoraSource):
     """LoRA's source around a base in 4 bits."""
 
+    fills_first = True  # see `headway.model.seam.ModelSource`: what is packed follows from all of the weight
+
     def __init__(self, plan: Plan):
         super().__init__(plan)
         self.quantizer = quantizer_of(plan)
@@ -163,7 +167,7 @@ class QloraSource(LoraSource):
 
     def prepare_for_training(self, model: nn.Module) -> None:
         """As the base's source does. Raises ModelError where a layer was left without its weights."""
-        empty = [name for name, part in held_layers(model).items() if part.weight.numel() == 0]
+        empty = [name for name, part in held_layers(model).items() if part.quant_state is None]
         if empty:
             raise ModelError(f"{len(empty)} layers of the base were not quantised: {', '.join(empty[:5])}")
         super().prepare_for_training(model)

@@ -16,7 +16,8 @@ class ModelSource(Protocol):
     A strategy calls `build()` in the context that it needs (meta device, ZeRO-3 partitioning), then `fill` module by
     module while that module's own parameters are whole. So every strategy and world size starts from equal weights,
     and under ZeRO-3 no rank ever holds a full copy. A source with `builds_whole = True` is built outside of every such
-    context and spread afterwards.
+    context and spread afterwards; one with `fills_first = True` is built on the meta device under ZeRO-3, and each
+    module is filled whole before it is partitioned: `fill` may put other parameters in place of the direct ones.
     """
 
     def build(self) -> nn.Module:

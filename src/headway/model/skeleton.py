@@ -61,7 +61,7 @@ def model_class(config: PreTrainedConfig, task: str = "causal_lm") -> type[PreTr
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Parameters go to the meta device when a module registers them; buffers stay where they are made."""
     register = nn.Module.register_parameter
 
@@ -94,7 +94,7 @@ def build_skeleton(kind: type[PreTrainedModel], config: PreTrainedConfig) -> Pre
 
     Call it outside of every device and partitioning context.
     """
-    with seeded(0), torch.device("cpu"), _parameters_on_meta():
+    with seeded(0), torch.device("cpu"), parameters_on_meta():
         return build_empty(kind, config)
 
 

@@ -19,9 +19,11 @@ from deepspeed.utils import (
 from torch import nn
 
 from headway.errors import PlanError, Problem
+from headway.model.huggingface import DTYPES
 from headway.model.naming import named_state
 from headway.model.seam import ModelSource
-from headway.parallel.building import build_filled, rank_device
+from headway.model.skeleton import parameters_on_meta
+from headway.parallel.building import Made, build_filled, materialise, rank_device
 from headway.parallel.collectives import world
 from headway.parallel.deepspeed_config import deepspeed_config
 from headway.parallel.optimizers import (
@@ -351,8 +353,12 @@ class DeepSpeed:
             rule = f"DeepSpeed stage 0 in {plan.numerics.precision} takes another optimizer path and other losses"
             raise PlanError(problems=[Problem("strategy.stage", rule, 0, "write strategy: ddp, or stage 1 or more")])
         config = deepspeed_config(plan)
-        sharded = plan.strategy.stage == 3 and not getattr(source, "builds_whole", False)
-        module = self._build_sharded(source, config) if sharded else self._build(source, plan)
+        if plan.strategy.stage < 3 or getattr(source, "builds_whole", False):
+            module = self._build(source, plan)
+        elif getattr(source, "fills_first", False):
+            module = self._build_filled_first(source, plan, config)
+        else:
+            module = self._build_sharded(source, config)
         optimizer = build_optimizer(plan.optimizer, decay_groups(module, plan.optimizer.weight_decay))
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)  # pyright: ignore
         return DeepSpeedEngine(engine, task, plan)
@@ -368,5 +374,21 @@ class DeepSpeed:
             direct = list(part.parameters(recurse=False))
             with deepspeed.zero.GatheredParameters(direct, modifier_rank=0):
                 source.fill(name, part)
+        source.prepare_for_training(module)
+        return module
+
+    def _build_filled_first(self, source: ModelSource, plan: Plan, config: dict[str, Any]) -> nn.Module:
+        """Built without memory; each module is filled whole and partitioned before the next is given any."""
+        spreading = deepspeed.zero.Init(config_dict_or_path=config)
+        with spreading:  # leaves its own linear function behind, which keeps no view of a gathered weight
+            pass
+        with parameters_on_meta():
+            module = source.build()
+        device, dtype = rank_device(plan), DTYPES[plan.numerics.precision]
+        made: Made = {}
+        for name, part in module.named_modules():
+            materialise(part, device, dtype, made)
+            source.fill(name, part)
+            spreading._convert_to_zero_parameters(part.parameters(recurse=False))
         source.prepare_for_training(module)
         return module

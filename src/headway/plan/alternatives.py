@@ -9,7 +9,6 @@ from headway.config.schema import StrategyConfig, TrainConfig
 from headway.plan.batch import BatchRequest, solve_batch
 from headway.plan.forecast import Basis, Forecast, forecast
 from headway.plan.memory import estimate_memory
-from headway.plan.quantizing import last_stage
 from headway.plan.schema import Plan, StrategyPlan
 from headway.plan.sizing import with_micro_batch
 from headway.plan.strategy import StrategyRequest, deepspeed
@@ -36,8 +35,7 @@ class Candidate:
 
 def candidates(plan: Plan, train: TrainConfig, basis: Basis) -> tuple[Candidate, ...]:
     """One candidate a family, from the simplest to the most frugal; a family that fits nowhere says why."""
-    last = last_stage(plan.adapter)
-    return tuple(_best(plan, train, basis, strategy) for strategy in _strategies(plan) if strategy.stage <= last)
+    return tuple(_best(plan, train, basis, strategy) for strategy in _strategies(plan))
 
 
 def _strategies(plan: Plan) -> Iterator[StrategyPlan]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headway.plan.constants import MEMORY, MemoryConstants
 from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, norm_bytes
-from headway.plan.quantizing import held_bytes
+from headway.plan.quantizing import gathered_numbers, held_bytes, scale_bytes
 from headway.plan.schema import MemoryItem
 from headway.plan.setting import EstimateRequest
 
@@ -147,10 +147,11 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     weight, trained = weight_bytes(request), parts.trained_share
     # FSDP's stage 2 keeps gathered 16-bit copies beside its shards: `_gathered`
     sharded = 3 if request.engine != "fsdp" else 2
-    held, held_in, whole = held_bytes(request.shape, request.linear_bits)
-    weights = _spread(request, parts, sharded) * weight - held * weight + held_in
+    shards = _shards(request, sharded)
+    held, held_in, whole = held_bytes(request.shape, request.linear_bits, shards)
+    weights = (_spread(request, parts, sharded) - held / shards) * weight + held_in
     if request.base_bits is not None:
-        ends = parts.ends / _shards(request, sharded)
+        ends = parts.ends / shards
         weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8 + 2 * ends
     mixed = request.precision != "fp32" and request.master
     master = 4 if (mixed and weight == 2) or (request.precision == "fp32" and request.engine == "deepspeed") else 0
@@ -169,7 +170,7 @@ def _states(request: EstimateRequest) -> dict[str, float]:
         whole = request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
         items["gradients"] = parts.total * trained * weight if whole else 0.0
     if request.offload_parameters:
-        items["parameters"] = 0.0
+        items["parameters"] = scale_bytes(request.shape, request.linear_bits)
     if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
         items["offload staging"] = _staging(request)
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
@@ -200,7 +201,10 @@ def _host(request: EstimateRequest) -> dict[str, float]:
     elif request.optimizer.paged:
         host["optimizer states"] = _spread(request, parts, 1) * trained * request.optimizer.bytes_per_parameter
     if request.offload_parameters:
-        host["parameters"] = _spread(request, parts, 3) * weight
+        shards = _shards(request, 3)
+        held, held_in, _ = held_bytes(request.shape, request.linear_bits, shards)
+        scales = scale_bytes(request.shape, request.linear_bits)
+        host["parameters"] = (_spread(request, parts, 3) - held / shards) * weight + held_in - scales
     if request.offload_activations:
         host["activations"] = _kept(request)
     return host
@@ -211,6 +215,12 @@ def _layer_parameters(request: EstimateRequest) -> float:
     parts = parts_of(request)
     layers = max(1.0, request.shape.layers / request.degrees.pipeline)
     return (parts.body + parts.experts) / layers
+
+
+def gathered_bytes(request: EstimateRequest) -> float:
+    """Of all parameters of one device, as ranks exchange them."""
+    every, _ = gathered_numbers(request.shape, request.linear_bits, request.element_bytes)
+    return (parts_of(request).total - (request.shape.parameters - every)) * request.element_bytes
 
 
 def _gathered(request: EstimateRequest) -> float:
@@ -226,9 +236,10 @@ def _gathered(request: EstimateRequest) -> float:
         blocks = 2 * _layer_parameters(request) * block
         return max(parts.ends / 2 * e, blocks) if request.software.ends_apart else parts.ends * e + blocks
     if request.engine == "deepspeed" and request.stage == 3:
-        block = request.shape.largest_layer_parameters
-        live = max(request.live_parameters, block + request.prefetch_bucket_elements)
-        return min(parts.total, live) * e + min(parts.total, block + request.prefetch_bucket_elements) * e
+        _, block = gathered_numbers(request.shape, request.linear_bits, e)
+        total = gathered_bytes(request) / e
+        ahead = block + request.prefetch_bucket_elements
+        return (min(total, max(request.live_parameters, ahead)) + min(total, ahead)) * e
     return 0.0
 
 

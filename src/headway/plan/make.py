@@ -95,7 +95,6 @@ def make_plan(run: LoadedRun, facts: AllFacts) -> Plan:
     settled = _settle(run, facts, ledger)
     memory = _memory_request(config, facts, settled)
     asked = strategy_of(run, facts.shape.hidden, ledger)
-    refuse_unquantizable(config.adapter, asked, settled.launch.device, ledger)  # a DeepSpeed JSON's stage, too
     ledger.raise_problems()
     choice = choose_strategy(StrategyRequest(asked, config.train.activation_checkpointing, memory))
     ledger.reasons |= choice.reasons
@@ -113,7 +112,7 @@ def _settle(run: LoadedRun, facts: AllFacts, ledger: Ledger) -> _Settled:
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
     refuse_strategy(config.strategy, cluster, precision, ledger)
-    refuse_unquantizable(config.adapter, config.strategy, launch.device, ledger)
+    refuse_unquantizable(run, launch.device, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)
     if config.task.kind == "classification":

@@ -16,7 +16,7 @@ from headway.facts.schema import ClusterFacts, ModelShape
 from headway.plan.compressing import compression_bytes
 from headway.plan.footprint import footprint
 from headway.plan.layers import Numbers, attention_bytes, kind_of, norm_bytes
-from headway.plan.quantizing import held_bytes
+from headway.plan.quantizing import gathered_numbers, held_bytes, scale_bytes
 from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
 from headway.plan.setting import (
     USABLE_SHARE,
@@ -212,8 +212,9 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
         return -(-parameters // ranks) if stage >= from_stage else parameters
 
     states = part(trained, 1) * (master + 4 * moments_of(request.optimizer))
-    held, held_in, whole = held_bytes(request.shape, request.base_bits)
+    held, held_in, whole = held_bytes(request.shape, request.base_bits, ranks if stage == 3 else 1)
     weights, gradients = part(count - held, 3) * weight + held_in, part(trained, 2) * weight
+    stay = scale_bytes(request.shape, request.base_bits) if strategy.offload_parameters else weights
     on_host = strategy.offload_optimizer
     made, moved = gradients, 0
     if on_host:  # the partition in fp32 beside the master copy, and once more in the weights' precision
@@ -221,7 +222,7 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
     if on_host and stage == 1 and request.accumulates:  # stage 1 adds up whole gradients where they are made
         made, moved = trained * weight, part(trained, 1) * 4
     items = [
-        _item("parameters", weights, host=strategy.offload_parameters),
+        MemoryItem(name="parameters", device_bytes=stay, host_bytes=weights - stay),
         MemoryItem(name="gradients", device_bytes=made, host_bytes=moved),
         _item("optimizer states", states, host=on_host),
     ]
@@ -251,8 +252,9 @@ def _gathered(request: MemoryRequest) -> list[MemoryItem]:
     """
     if request.strategy.stage < 3:
         return []
-    size, ahead = request.shape, request.strategy.prefetch_bucket_elements
-    elements = min(size.parameters, size.largest_layer_parameters + ahead) + min(size.parameters, ahead)
+    ahead = request.strategy.prefetch_bucket_elements
+    every, layer = gathered_numbers(request.shape, request.base_bits, request.element_bytes)
+    elements = min(every, layer + ahead) + min(every, ahead)
     return [_item("gathered parameters", elements * request.element_bytes)]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.plan.constants import TIME, TimeConstants
-from headway.plan.footprint import parts_of, weight_bytes
+from headway.plan.footprint import gathered_bytes, parts_of, weight_bytes
 from headway.plan.setting import EstimateRequest, TimeItem
 
 BUCKET_BYTES = 256e6  # of gradients and parameters that are exchanged at once
@@ -36,12 +36,18 @@ class Pass:
     products: float
     attention: float
     traffic: float
+    dequantising: float
     launches: float
+
+    @property
+    def busy(self) -> float:
+        """Of the device."""
+        return self.products + self.attention + self.traffic + self.dequantising
 
     @property
     def seconds(self) -> float:
         """The host starts operations ahead of the device: the slower of the two decides."""
-        return max(self.products + self.attention + self.traffic, self.launches)
+        return max(self.busy, self.launches)
 
 
 def rates_of(request: EstimateRequest, constants: TimeConstants) -> Rates:
@@ -145,6 +151,16 @@ def _cast_bytes(request: EstimateRequest, products: list[tuple[float, float, flo
     return passes * 4 * sum(m * k + k * n for m, k, n in products)
 
 
+def _dequantised_bytes(request: EstimateRequest, products: list[tuple[float, float, float]]) -> float:
+    """Bytes through memory to make one layer's weights anew from few bits: read with their scales, written as numbers.
+
+    So bitsandbytes 0.50 computes a product with the weight and one with its transpose (`backends/cuda/ops.py`; up to
+    1,536 rows it may dequantise inside the product's kernel, which is not counted).
+    """
+    bits = request.linear_bits
+    return 0.0 if bits is None else sum(k * n for _, k, n in products) * (bits / 8 + request.element_bytes)
+
+
 def _forward(request: EstimateRequest, rates: Rates, constants: TimeConstants) -> Pass:
     eager = request.software.kernels == "eager"
     operations = constants.eager_operations if eager else constants.fused_operations
@@ -156,6 +172,7 @@ def _forward(request: EstimateRequest, rates: Rates, constants: TimeConstants) -
         products=sum(_product(request, sizes, rates) for sizes in products),
         attention=_attention_seconds(request, rates),
         traffic=(_traffic_bytes(request, constants) + cast) / rates.memory,
+        dequantising=_dequantised_bytes(request, products) / rates.memory,
         launches=operations * constants.launch_seconds if request.machine.device.kind == "cuda" else 0.0,
     )
 
@@ -167,6 +184,7 @@ def _backward(request: EstimateRequest, forward: Pass) -> Pass:
         products=forward.products * (1.02 if frozen else 2),
         attention=forward.attention * 2.5,
         traffic=forward.traffic * 2,
+        dequantising=forward.dequantising,
         launches=forward.launches * 2,
     )
 
@@ -175,10 +193,10 @@ def _recomputed(request: EstimateRequest, forward: Pass) -> Pass:
     if request.checkpointing == "full":
         return forward
     if request.checkpointing == "none":
-        return Pass(0, 0, 0, 0)
+        return Pass(0, 0, 0, 0, 0)
     if request.engine == "megatron":  # the attention core alone
-        return Pass(0, forward.attention, 0, 0)
-    return Pass(forward.products / 2, 0, forward.traffic, forward.launches / 2)
+        return Pass(0, forward.attention, 0, 0, 0)
+    return Pass(forward.products / 2, 0, forward.traffic, forward.dequantising / 2, forward.launches / 2)
 
 
 def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
@@ -268,7 +286,7 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
     layers = request.shape.layers / request.degrees.pipeline
     micro = request.accumulation
     busy = sum(one.seconds for one in passes)
-    waits = sum(one.seconds - one.products - one.attention - one.traffic for one in passes)
+    waits = sum(one.seconds - one.busy for one in passes)
     directions = 3 if request.checkpointing == "full" else 2
     tensor = _tensor_parallel(request, constants) * directions if request.degrees.tensor > 1 else 0.0
     experts = _expert_exchange(request, constants) * directions
@@ -281,6 +299,7 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
         TimeItem("matrix products", scale * sum(one.products for one in passes)),
         TimeItem("attention", scale * sum(one.attention for one in passes)),
         TimeItem("norms and activations", scale * sum(one.traffic for one in passes)),
+        TimeItem("dequantising", scale * sum(one.dequantising for one in passes)),
         TimeItem("waiting for the host", scale * max(0.0, waits)),
         TimeItem("logits and loss", micro * head),
         TimeItem("tensor parallel", scale * tensor),
@@ -298,7 +317,7 @@ def forward_seconds(request: EstimateRequest, constants: TimeConstants = TIME) -
     compute = request.shape.layers * _forward(request, rates, constants).seconds + _head_seconds(request, rates) / 3
     if request.stage < 3 or request.shards == 1:
         return compute
-    size = parts_of(request).total * request.element_bytes
+    size = gathered_bytes(request)
     gather = ring_seconds(request, size, Ring(request.shards, 1, _pieces(request, size)), constants)
     return compute + max(gather / max(request.shape.layers, 1), gather - constants.overlap * compute)
 
@@ -340,10 +359,9 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
     parts = parts_of(request)
     if request.degrees.shards == 1:
         return []
-    e = request.element_bytes
     gradient = 4 if request.engine in ("fsdp", "megatron") and request.master else weight_bytes(request)
     reduce = _reduce_seconds(request, parts.total * parts.trained_share * gradient, constants)
-    size = parts.total * e
+    size = gathered_bytes(request)
     gathering = Ring(request.shards, request.degrees.tensor, _pieces(request, size))
     gather = ring_seconds(request, size, gathering, constants)
     micro = request.accumulation
@@ -381,7 +399,7 @@ def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) ->
     per_host = min(machine.devices_per_host, request.degrees.devices)
     host = own * per_host * constants.optimizer_bytes
     moved = own * (weight_bytes(request) + weight_bytes(request))
-    parameters = parts.total * request.element_bytes * 2 * request.accumulation if request.offload_parameters else 0.0
+    parameters = gathered_bytes(request) * 2 * request.accumulation if request.offload_parameters else 0.0
     return [
         TimeItem("optimizer on the host", host / (machine.host_bandwidth_bytes_per_second * constants.host_bandwidth)),
         TimeItem("offload transfers", (moved + parameters) / machine.device.host_link_bytes_per_second),

@@ -104,8 +104,7 @@ def _rungs(request: StrategyRequest) -> Iterator[Rung]:
     for strategies in _steps(request):
         for on in _checkpointing_choices(request.checkpointing):
             for strategy in strategies:
-                if strategy.stage < 3 or request.memory.base_bits is None:  # see headway.plan.quantizing
-                    yield Rung(strategy, on)
+                yield Rung(strategy, on)
 
 
 def _checkpointing_choices(asked: bool | Auto) -> tuple[bool, ...]:
@@ -260,7 +259,7 @@ def _what_would_fit(request: StrategyRequest) -> str:
     on = request.checkpointing if request.checkpointing != "auto" else True
     setting = replace(base, strategy=strategy, activation_checkpointing=on)
     processes = base.processes
-    while base.cluster.device == "cuda" and processes < _MOST_PROCESSES and base.base_bits is None:
+    while base.cluster.device == "cuda" and processes < _MOST_PROCESSES:
         processes *= 2
         memory = estimate_memory(replace(setting, processes=processes))
         if memory.device_bytes <= memory.device_limit_bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.plan.memory import MemoryRequest, activation_bytes, logits_bytes
-from headway.plan.quantizing import planned_bits
+from headway.plan.quantizing import gathered_numbers, planned_bits
 from headway.plan.schema import Plan
 
 
@@ -39,15 +39,16 @@ def work_of(plan: Plan) -> Work:
     gathers = (0, 1, 1, 2 * batch.accumulation)[zero] * (1.5 if zero == 3 and numerics.activation_checkpointing else 1)
     reductions = batch.accumulation if zero >= 2 else 1
     size = element * shape.trainable_parameters
+    gathered = (
+        gathered_numbers(shape, planned_bits(plan.adapter), element)[0] if zero == 3 else shape.trainable_parameters
+    )
     return Work(
         flops=flops * batch.accumulation,
         stream_bytes=kept * batch.accumulation,
         layer_passes=shape.layers * batch.accumulation,
         updated_parameters=shape.trainable_parameters / (ranks if zero else 1),
         reduced_bytes=size * reductions if ranks > 1 else 0,
-        gathered_bytes=element * (shape.parameters if zero == 3 else shape.trainable_parameters) * gathers
-        if ranks > 1
-        else 0,
+        gathered_bytes=element * gathered * gathers if ranks > 1 else 0,
         messages=shape.layers * batch.accumulation * (3 if zero == 3 else 1) if ranks > 1 else 0,
     )
 
@@ -67,7 +68,7 @@ def forward_work(plan: Plan) -> Work:
         layer_passes=shape.layers / 3,
         updated_parameters=0.0,
         reduced_bytes=0.0,
-        gathered_bytes=element * shape.parameters if gathered else 0.0,
+        gathered_bytes=element * gathered_numbers(shape, planned_bits(plan.adapter), element)[0] if gathered else 0.0,
         messages=shape.layers if gathered else 0,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headway.model.naming import scales_of
 from headway.parallel.collectives import exchange
 from headway.parallel.seam import Engine
 from headway.run.journal import read
@@ -25,7 +26,8 @@ def held_bytes(engine: Engine) -> dict[str, dict[str, int]]:
     """
     seen: set[int] = set()
     weights = [getattr(p, "ds_tensor", None) if hasattr(p, "ds_tensor") else p for p in engine.module.parameters()]
-    found = {"parameters": _sizes((w for w in weights if w is not None), seen)}
+    scales = [tensor for part in engine.module.modules() for tensor in scales_of(part)]
+    found = {"parameters": _sizes([*(w for w in weights if w is not None), *scales], seen)}
     optimizer: Any = getattr(engine, "optimizer", None)
     if optimizer is None and hasattr(engine, "partition"):
         optimizer = engine.partition.torch_optimizer  # pyright: ignore[reportAttributeAccessIssue]

@@ -44,7 +44,7 @@ _DISK_BYTES = 128 * _MIB
 _LINK_BYTES = (4096, 64 * 1024, _MIB, 16 * _MIB, 64 * _MIB)
 _COPY_BYTES = {"cpu": 128 * _MIB, "cuda": 1024 * _MIB}  # beyond every cache
 _LEAST_STEPS, _MOST_STEPS = 3, 12
-_TURN_SECONDS, _MOST_REPEATS = 0.15, 5
+_TURN_SECONDS, _MOST_REPEATS = 0.3, 12
 
 
 def main(run_dir: str) -> int:
@@ -171,22 +171,32 @@ class _Bench:
         _wait(self.engine.device)
         self.taken.append(time.perf_counter() - before)
 
+    def turn(self, times: int) -> None:
+        """So many steps. Of short ones another before them, not counted: it finds every cache filled by the others."""
+        if times > 1:
+            self.step()
+            self.taken.pop()
+        for _ in range(times):
+            self.step()
+
 
 def _steps(plans: list[Plan], seconds: float, device: torch.device) -> list[dict[str, Any]]:
     """Median seconds of a real training step of each setting, of the slowest rank.
 
-    The settings take turns, so that load from elsewhere falls on all of them alike; the first turn warms up.
+    The settings take turns, so that load from elsewhere falls on all of them alike.
     """
     benches = [_Bench.of(plan) for plan in plans]
     for bench in benches:
         bench.step()
-    repeats = [_repeats(max(exchange(bench.taken.pop()))) for bench in benches]
+        bench.step()  # the first builds what later ones find
+    repeats = [_repeats(max(exchange(bench.taken[-1]))) for bench in benches]
+    for bench in benches:
+        bench.taken.clear()
     started = time.perf_counter()
     go_on, rounds = True, 0
     while go_on:
         for bench, times in zip(benches, repeats, strict=True):
-            for _ in range(times):
-                bench.step()
+            bench.turn(times)
         rounds += 1
         over = rounds >= _LEAST_STEPS and time.perf_counter() - started > seconds * len(plans)
         # Steps hold collectives, so all ranks must make as many.

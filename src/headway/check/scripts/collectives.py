@@ -52,6 +52,8 @@ def collective(names: Names, call: ast.Call) -> Collective | None:
         return Collective(written)
     if full in ("deepspeed.init_distributed", "deepspeed.initialize"):
         return Collective(written)
+    if names.runs_engine(call.func):
+        return Collective(written, sharded=True)
     if full.startswith("deepspeed.") and last == "GatheredParameters":
         return Collective(written, sharded=True)
     if module.startswith("accelerate.utils") and last in _ACCELERATE | _WAITS:
@@ -70,6 +72,8 @@ def _of_object(names: Names, call: ast.Call, method: ast.Attribute, last: str) -
     if names.is_accelerator(method.value):
         if last in _ACCELERATOR:
             return Collective(written)
+        if f"{owner}.get_state_dict" in names.replaced:  # what gathers the weights is the file's own
+            return None
         return Collective(written, sharded=True) if last in _ACCELERATOR_SHARDED else None
     if owner in names.trainers:
         if last in _TRAINER:

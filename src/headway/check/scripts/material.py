@@ -10,9 +10,9 @@ from typing import Literal
 from headway.check.report import Verdict
 from headway.errors import Problem, UserError
 
-Kind = Literal["python", "shell", "docker", "config"]
+Kind = Literal["python", "shell", "docker", "config", "manifest"]
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages"}
-_MOST_FILES = 500  # of a folder: a source tree, not a disk
+_MOST_FILES = 5000  # of a folder: a source tree, not a disk
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,29 @@ class Fault:
         return Verdict(self.rule, "red" if self.must else "yellow", self.what, self.fix, script.at(self.line))
 
 
-def gather(paths: list[Path]) -> list[Script]:
-    """The scripts named; of a folder, every Python file, shell script, Dockerfile and JSON in it.
+def gather(paths: list[Path]) -> tuple[list[Script], list[Path]]:
+    """(the scripts named, those of a folder that were too many to read).
+
+    Of a folder: every Python file, shell script, Dockerfile, manifest and JSON in it.
 
     Raises UserError with every path that is absent, unreadable or of no kind that is known.
     """
     problems: list[Problem] = []
     scripts: list[Script] = []
+    left_out: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = [one for one in sorted(path.rglob("*")) if one.is_file() and not _SKIPPED & set(one.parts)]
-            scripts += [_read(one, kind) for one in inside[:_MOST_FILES] if (kind := kind_of(one)) is not None]
+            known: list[tuple[Path, Kind]] = [(one, kind) for one in inside if (kind := kind_of(one)) is not None]
+            scripts += [_read(one, kind) for one, kind in known[:_MOST_FILES]]
+            left_out += [one for one, _ in known[_MOST_FILES:]]
             continue
         try:
             kind = kind_of(path)
             if kind is None:
-                rule = "is no Python, shell script, Dockerfile or DeepSpeed JSON"
-                problems.append(Problem("--script", rule, str(path), "name it *.py, *.sh, *.json or Dockerfile"))
+                rule = "is no Python, shell script, Dockerfile, manifest or DeepSpeed JSON"
+                fix = "name it *.py, *.sh, *.json, *.yaml or Dockerfile"
+                problems.append(Problem("--script", rule, str(path), fix))
             else:
                 scripts.append(_read(path, kind))
         except OSError as error:
@@ -68,7 +74,7 @@ def gather(paths: list[Path]) -> list[Script]:
             problems.append(Problem("--script", f"cannot be read: {where}", str(path)))
     if problems:
         raise UserError(problems=problems)
-    return scripts
+    return scripts, left_out
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -80,6 +86,8 @@ def kind_of(path: Path) -> Kind | None:
         return "shell"
     if name.endswith(".json"):
         return "config"
+    if name.endswith((".yaml", ".yml")):
+        return "manifest"
     if name in ("dockerfile", "containerfile") or name.startswith("dockerfile.") or name.endswith(".dockerfile"):
         return "docker"
     with path.open("rb") as file:

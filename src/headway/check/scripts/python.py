@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import ast
 import json
+import platform
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from headway.check.scripts.code import Beside, Code, Rule
+from headway.check.scripts.local_rank import local_rank
 from headway.check.scripts.material import Fault, Script
-from headway.check.scripts.names import Names, calls, given, keyword
+from headway.check.scripts.names import Names, calls, keyword
 from headway.check.scripts.ranks import one_sided
 
 _RANDOM = ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.normal", "random.", "numpy.random.")
 _DRAWN_IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
 _SEEDS = ("manual_seed", "seed", "default_rng", "RandomState", "Generator", "fork_rng")
-_LOCAL_RANK_READS = re.compile(r"""environ(?:\.get\(|\[)\s*["']LOCAL_RANK|getenv\(\s*["']LOCAL_RANK|get_local_rank\(""")
 _RNG_WORDS = re.compile(r"(?<![a-z])rng|random_state|getstate\(|seed_state", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What the other files that were given say of a Python file."""
-
-    torchrun: tuple[str, ...] = ()  # lines of launch scripts that start it with torchrun
-    configs: tuple[Path, ...] = ()  # DeepSpeed JSONs
-
-
-@dataclass(frozen=True)
-class Code:
-    """A Python file that was parsed, and what the files given beside it say."""
-
-    script: Script
-    tree: ast.Module
-    names: Names
-    beside: Beside
-
-
-Rule = Callable[[Code], Iterator[Fault]]
-
-
-def judge(script: Script, beside: Beside = Beside()) -> list[Fault]:
+def judge(script: Script, beside: Beside) -> list[Fault]:
     """Every fault of one file, in the order of its lines; a file that is no Python is one fault."""
     try:
         tree = ast.parse(script.text)
@@ -53,11 +33,15 @@ def judge(script: Script, beside: Beside = Beside()) -> list[Fault]:
         return [Fault("syntax", 1, what, "split its longest expressions, or leave the file out", must=False)]
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        return [Fault("syntax", line, f"the file is no Python: {error}", "correct this line")]
+        what = f"the file is no Python {platform.python_version()}: {getattr(error, 'msg', error)}"
+        return [Fault("syntax", line, what, "correct this line")]
 
 
 def rank_only(code: Code) -> Iterator[Fault]:
+    whole = _weights_stay_whole(code)
     for found in one_sided(code.tree, code.names):
+        if found.sharded and whole:
+            continue
         who = "rank 0" if found.side == "first" else "the ranks other than 0"
         kind = "a collective where weights are sharded (ZeRO-3, FSDP)" if found.sharded else "a collective"
         what = f"{found.name} is {kind}, and only {who} comes to it"
@@ -70,90 +54,26 @@ def rank_only(code: Code) -> Iterator[Fault]:
         yield Fault("rank-only-collective", found.line, f"{what}: {effect}", fix, must=not found.sharded)
 
 
-def local_rank(code: Code) -> Iterator[Fault]:
-    """--local_rank comes from the deepspeed launcher only; torchrun sets LOCAL_RANK."""
-    names = [name for name in ("local_rank", "local-rank") if name.replace("-", "_") in code.names.defaults]
-    if not names or _LOCAL_RANK_READS.search(code.script.text):
-        return
-    default = code.names.defaults["local_rank"]
-    uses = [(node, guarded) for node, guarded in _uses_of_local_rank(code) if code.beside.torchrun or not guarded]
-    if not uses:
-        return
-    node, _ = uses[0]
-    starts = f" ({code.beside.torchrun[0]})" if code.beside.torchrun else ""
-    what = (
-        f"torchrun passes no --local_rank{starts}: it stays {default}, so every rank uses GPU 0"
-        if default in (-1, 0, None)
-        else f"torchrun passes no --local_rank{starts}: it stays {default} on every rank"
-    )
-    what += "" if code.beside.torchrun else "; only the deepspeed launcher passes it"
-    fix = 'local_rank = int(os.environ["LOCAL_RANK"])  # set by torchrun and by deepspeed'
-    yield Fault("local-rank", node.lineno, what, fix, must=bool(code.beside.torchrun))
+def _weights_stay_whole(code: Code) -> bool:
+    """Whether every DeepSpeed config of the file is known, and of a stage below 3."""
+    stages = [_stage(_config_of(code, call)[1]) for call, _ in code.names.initialized()]
+    return bool(stages) and not code.names.sharded and all(stage is not None and stage < 3 for stage in stages)
 
 
-def _uses_of_local_rank(code: Code) -> Iterator[tuple[ast.expr, bool]]:
-    """Where a device is chosen by args.local_rank; whether a test for -1 stands above it."""
-    copies = _copies_of_local_rank(code.tree)
-    for node, above in _with_parents(code.tree):
-        if isinstance(node, ast.JoinedStr):
-            texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
-            values: list[ast.expr] = [node] if any(str(text).endswith("cuda:") for text in texts) else []
-        elif isinstance(node, ast.Call):
-            name = (code.names.dotted(node.func) or "").rpartition(".")[2]
-            if name not in ("set_device", "device", "device_name", "cuda", "to", "DistributedDataParallel", "DDP"):
-                continue
-            values = [*node.args, *(word.value for word in node.keywords)]
-        else:
-            continue
-        if any(_is_local_rank(part, copies) for value in values for part in ast.walk(value)):
-            yield node, any(_tests_local_rank(parent) for parent in above)
-
-
-def _copies_of_local_rank(tree: ast.Module) -> set[str]:
-    """Names that are args.local_rank and never anything else, parameters that are given it among them."""
-    assigned = [(ast.unparse(t), n.value) for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
-    names = [name for name, _ in assigned] + [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
-    copies = {name for name, value in assigned if _is_local_rank(value, set()) and names.count(name) == 1}
-    return copies | {name for name in _given_local_rank(tree) if names.count(name) == 1}
-
-
-def _given_local_rank(tree: ast.Module) -> Iterator[str]:
-    """Parameters of local functions that a call hands args.local_rank to."""
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for call in calls(tree):
-        function = functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
-        if function is None:
-            continue
-        by_place = zip(function.args.args, call.args, strict=False)
-        yield from (argument.arg for argument, value in by_place if _is_local_rank(value, set()))
-        yield from (word.arg for word in call.keywords if word.arg and _is_local_rank(word.value, set()))
-
-
-def _is_local_rank(node: ast.AST, copies: set[str]) -> bool:
-    if isinstance(node, ast.Name) and node.id in copies:
-        return True
-    return isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.value, ast.Name)
-
-
-def _tests_local_rank(node: ast.AST) -> bool:
-    test = node.test if isinstance(node, ast.If | ast.IfExp) else None
-    return test is not None and "local_rank" in ast.unparse(test)
-
-
-def _with_parents(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
-    while stack:
-        node, above = stack.pop()
-        yield node, above
-        stack += [(child, (*above, node)) for child in ast.iter_child_nodes(node)]
+def _stage(config: object) -> int | None:
+    if not isinstance(config, dict):
+        return None
+    zero = cast("dict[str, Any]", config).get("zero_optimization", {})
+    text = str(cast("dict[str, Any]", zero).get("stage", 0)) if isinstance(zero, dict) else ""
+    return int(text) if text.isdecimal() else None
 
 
 def config_twice(code: Code) -> Iterator[Fault]:
     """deepspeed.initialize asserts that args.deepspeed_config and config= are not both given."""
     added = "add_config_arguments" in code.script.text
     for call, _ in code.names.initialized():
-        config = given(call, "config") or given(call, "config_params")
-        if config is None or given(call, "args") is None:
+        config = code.names.given(call, "config") or code.names.given(call, "config_params")
+        if config is None or code.names.given(call, "args") is None:
             continue
         default = code.names.defaults.get("deepspeed_config")
         if default is not None or (added and ast.unparse(config).endswith(".deepspeed_config")):
@@ -167,7 +87,7 @@ def config_twice(code: Code) -> Iterator[Fault]:
 
 def optimizer_twice(code: Code) -> Iterator[Fault]:
     for call, _ in code.names.initialized():
-        own = given(call, "optimizer")
+        own = code.names.given(call, "optimizer")
         if own is None:
             continue
         where, config = _config_of(code, call)
@@ -184,7 +104,7 @@ def optimizer_twice(code: Code) -> Iterator[Fault]:
 
 def _config_of(code: Code, call: ast.Call) -> tuple[str, object]:
     """(what it is called, the DeepSpeed config that a call uses); None where it cannot be read from here."""
-    value = given(call, "config") or given(call, "config_params")
+    value = code.names.given(call, "config") or code.names.given(call, "config_params")
     path: object = code.names.defaults.get("deepspeed_config")
     name = ""
     if isinstance(value, ast.Name | ast.Attribute):
@@ -273,7 +193,7 @@ def read_json(path: Path) -> object:
 
 def two_loaders(code: Code) -> Iterator[Fault]:
     for call, target in code.names.initialized():
-        data = given(call, "training_data")
+        data = code.names.given(call, "training_data")
         if data is None:
             continue
         returned = target.elts[2] if isinstance(target, ast.Tuple) and len(target.elts) == 4 else None
@@ -420,12 +340,12 @@ def no_random_state(code: Code) -> Iterator[Fault]:
 
 
 def _saved(tree: ast.Module, call: ast.Call) -> str:
-    """What torch.save is given, as source; of a name, the dict that it was assigned."""
+    """What torch.save is given, as source; of a name, the dicts that it is assigned."""
     value = call.args[0]
-    if isinstance(value, ast.Name):
-        assigned = _assigned(tree, value.id)
-        value = assigned if assigned is not None else value
-    return ast.unparse(value)
+    if not isinstance(value, ast.Name):
+        return ast.unparse(value)
+    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _written(node.value) is not None)
+    return " ".join(ast.unparse(node.value) for node in assigned if ast.unparse(node.targets[0]) == value.id)
 
 
 RULES: tuple[Rule, ...] = (

@@ -16,7 +16,7 @@ from headway.check.scripts.sides import Side, Sides, opposite
 # Functions under these run on rank 0 alone.
 _DECORATORS = {
     *("rank_zero_only", "rank0_only", "rank_0_only", "master_only", "main_process_only", "on_main_process"),
-    "on_local_main_process",
+    *("on_local_main_process", "on_process", "on_local_process", "on_last_process"),
 }
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -45,8 +45,17 @@ class _Reader(ast.NodeVisitor):
 
     def block(self, statements: list[ast.stmt]) -> None:
         """Statements in order: after `if rank != 0: return` the rest of the block is the first rank's."""
+        del self.sides[len(self.sides) - self._in_order(statements) :]
+
+    def _in_order(self, statements: list[ast.stmt]) -> int:
+        """How many sides the statements entered that hold for what follows them as well."""
         entered = 0
         for statement in statements:
+            if isinstance(statement, ast.With | ast.AsyncWith):
+                for item in statement.items:
+                    self.visit(item)
+                entered += self._in_order(statement.body)  # who left inside it has left it
+                continue
             self.visit(statement)
             if isinstance(statement, ast.If) and not statement.orelse and _leaves(statement.body):
                 side = opposite(self.tests.side(statement.test))
@@ -54,7 +63,7 @@ class _Reader(ast.NodeVisitor):
                 if side is not None and not self.tests.is_partial(statement.test):
                     self.sides.append(side)
                     entered += 1
-        del self.sides[len(self.sides) - entered :]
+        return entered
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
@@ -163,7 +172,8 @@ class _Reader(ast.NodeVisitor):
 
 
 def _is_for_the_first(node: _Function) -> bool:
-    return any(ast.unparse(mark).partition("(")[0].rpartition(".")[2] in _DECORATORS for mark in node.decorator_list)
+    marks = (mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list)
+    return any(ast.unparse(mark).rpartition(".")[2] in _DECORATORS for mark in marks)
 
 
 def _asks_for(test: ast.expr, function: _Function) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.check.report import Report, Verdict, green
-from headway.check.scripts import docker, python, shell
+from headway.check.report import Report, Verdict, green, yellow
+from headway.check.scripts import containers, docker, python, shell
+from headway.check.scripts.code import Beside
 from headway.check.scripts.material import Fault, Script, gather
-from headway.check.scripts.python import Beside
 from headway.config.deepspeed_check import judge_json
 from headway.config.deepspeed_models import installed_release
 from headway.errors import ConfigError, Problem
@@ -19,7 +19,7 @@ def read_scripts(paths: list[Path]) -> Report:
 
     Raises UserError for paths that are absent or of no known kind.
     """
-    scripts = gather(paths)
+    scripts, left_out = gather(paths)
     started: dict[str, list[str]] = {}
     named: dict[str, list[Path]] = {}
     for script in scripts:
@@ -36,6 +36,9 @@ def read_scripts(paths: list[Path]) -> Report:
         verdicts += [fault.verdict(script) for fault in faults]
         if not faults and (script.kind != "config" or len(scripts) == 1):
             verdicts.append(green("script", f"{script.path}: nothing found ({script.kind})"))
+    if left_out:
+        what = f"{len(scripts)} files were read, {len(left_out)} were not: too many for one call"
+        verdicts.append(yellow("script", what, f"name the folders inside, from {left_out[0].parent} on"))
     return Report(tuple(verdicts))
 
 
@@ -52,6 +55,8 @@ def _judge(script: Script, beside: Beside) -> list[Fault]:
             return shell.judge(script)
         case "docker":
             return docker.judge(script)
+        case "manifest":
+            return containers.judge(script)
         case "config":
             return list(_of_deepspeed(script))
 

@@ -39,7 +39,7 @@ def commands(text: str) -> Iterator[Command]:
     variables: dict[str, str] = {}
     heredoc = ""
     pending, first = "", 0
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(_with_whole_quotes(text.splitlines()), start=1):
         if heredoc:
             heredoc = "" if raw.strip() == heredoc else heredoc
             continue
@@ -52,6 +52,35 @@ def commands(text: str) -> Iterator[Command]:
         if started := re.search(r"<<-?\s*['\"]?(\w+)", line):
             heredoc = started[1]
         yield from _split(line, first, variables)
+
+
+_LONGEST_QUOTE = 60  # lines; past that an apostrophe stands alone
+
+
+def _with_whole_quotes(lines: list[str]) -> list[str]:
+    """A quoted text of several lines on its first, and empty lines in place of the others."""
+    joined = list(lines)
+    at = 0
+    while at < len(joined):
+        end = at + 1
+        whole = joined[at]
+        while _is_open(whole) and end < min(len(joined), at + _LONGEST_QUOTE):
+            whole = f"{whole.rstrip().removesuffix(chr(92))} {joined[end]}"
+            end += 1
+        if end > at + 1 and not _is_open(whole):
+            joined[at:end] = [whole, *[""] * (end - at - 1)]
+        at = end if joined[at] == whole else at + 1
+    return joined
+
+
+def _is_open(line: str) -> bool:
+    if "'" not in line and '"' not in line:
+        return False
+    try:
+        shlex.split(line, comments=True)
+    except ValueError as error:
+        return "quotation" in str(error)
+    return False
 
 
 def _split(line: str, number: int, variables: dict[str, str]) -> Iterator[Command]:
