@@ -179,6 +179,11 @@ KEPT = "\nstate = torch.get_rng_state()\n"  # so that the rule on random states 
         ("from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')", 12),
         ("from transformers import Trainer\nt = Trainer(net)\nif t.is_world_process_zero():\n    t.evaluate()", 12),
         ("if rank == 0:\n    loss = engine(batch)", 10),
+        (
+            "def a():\n    if rank != 0:\n        dist.barrier()\n    if rank == 0:\n        dist.barrier()\n"
+            "def b():\n    if rank == 0:\n        dist.barrier()",
+            16,
+        ),
         ("if rank == 0:\n    text = engine.module.generate(prompt)", 10),
         ("def valid(batch):\n    return engine(batch)\nif rank == 0:\n    valid(batch)", 12),
         ("net = FSDP(net)\nif rank == 0:\n    loss = net(batch)", 11),
@@ -221,6 +226,8 @@ def test_a_collective_under_a_test_of_the_rank(tmp_path: Path, body: str, line: 
         "if rank == 0:\n    engine.eval()\n    make_engine()\n    net(batch)\n    Engine()",
         "with torch.no_grad():\n    if rank != 0:\n        pass\ndist.barrier()",
         "def one():\n    with lock:\n        if rank != 0:\n            return\n    print(1)\none()\ndist.barrier()",
+        "class First:\n def __enter__(self):\n  if rank != 0:\n   dist.barrier()\n def __exit__(self, *error):\n"
+        "  if rank == 0:\n   dist.barrier()",
         "with accelerator.main_process_first():\n    data = read()\naccelerator.wait_for_everyone()",
         "@accelerator.on_main_process\ndef end():\n    print(1)\ndist.barrier()",
         "from accelerate import Accelerator\na = Accelerator()\na.get_state_dict = mine\n"

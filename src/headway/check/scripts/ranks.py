@@ -29,6 +29,7 @@ class Guarded:
     line: int
     side: Side
     via: str = ""  # the local function that holds it
+    within: str = ""  # the class or the function that the call stands in
     sharded: bool = False  # a collective only where the weights are sharded
 
 
@@ -40,6 +41,7 @@ class _Reader(ast.NodeVisitor):
     found: list[Guarded] = field(default_factory=list[Guarded])
     sides: list[Side] = field(default_factory=list[Side])
     owner: str = ""  # the class that is read
+    within: str = ""  # the function that is read
     function: _Function | None = None  # only its own calls are wanted, those that all ranks reach
     free: list[Collective] = field(default_factory=list[Collective])
 
@@ -123,12 +125,12 @@ class _Reader(ast.NodeVisitor):
     def visit_FunctionDef(self, node: _Function) -> None:
         if self.function is not None:
             return  # defined here, and called elsewhere
-        kept, only = self.sides, _is_for_the_first(node)
-        self.sides = []
+        kept, outer, only = self.sides, self.within, _is_for_the_first(node)
+        self.sides, self.within = [], f"{outer}.{node.name}:{node.lineno}"
         if only:
             self.sides.append("first")
         self.block(node.body)
-        self.sides = kept
+        self.sides, self.within = kept, outer
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -155,7 +157,9 @@ class _Reader(ast.NodeVisitor):
             return
         if self.sides:
             name = via.rpartition(".")[2]
-            self.found.append(Guarded(said.name, node.lineno, self.sides[-1], name, said.sharded))
+            self.found.append(
+                Guarded(said.name, node.lineno, self.sides[-1], name, self.owner or self.within, said.sharded)
+            )
         elif self.function is not None:
             self.free.append(said)
 
@@ -235,13 +239,15 @@ def _first_free(
 def one_sided(tree: ast.Module, names: Names) -> list[Guarded]:
     """Collectives that only the first rank, or only the others, reach.
 
-    A pair is no fault: the others wait at a barrier that the first rank enters later, in the same file.
+    A pair is no fault: the others wait at a barrier that the first rank enters later, in the same function or class.
     """
     tests = Sides(names, tree)
     reader = _Reader(names, tests, _inside(names, tests, tree))
     reader.block(tree.body)
-    paired = {(item.name.rpartition(".")[2], item.side) for item in reader.found}
-    alone = [item for item in reader.found if (item.name.rpartition(".")[2], opposite(item.side)) not in paired]
+    paired = {(item.name.rpartition(".")[2], item.side, item.within) for item in reader.found}
+    alone = [
+        item for item in reader.found if (item.name.rpartition(".")[2], opposite(item.side), item.within) not in paired
+    ]
     # Where the others wait, rank 0 may come to the same collective in a function that it hands on.
     return [item for item in alone if item.side == "first" or not _in_callback(names, tree, item)]
 
