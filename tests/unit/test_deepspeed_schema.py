@@ -216,6 +216,20 @@ def test_numbers_that_are_no_json_are_named_with_the_number_that_is(word: str, f
 
 
 @pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "decay_lr_rate": 0.01}}}, "scheduler.type"),
+        ({"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 9}}}, "scheduler.type"),
+        ({"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "caution": True}}}, "optimizer.type"),
+        ({"optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-4, "freeze_step": 9}}}, "optimizer.type"),
+    ],
+)
+def test_parameters_of_a_type_that_is_not_offered_are_not_called_unknown(data: dict[str, Any], key: str) -> None:
+    said = read({"train_batch_size": 8} | data, installed_release())
+    assert [problem.key for problem in said.problems] == [key]
+
+
+@pytest.mark.parametrize(
     ("data", "words"),
     [
         ({"fp16": {"loss_scale": 128}}, "fp16 is off: it names no `enabled`"),

@@ -85,7 +85,7 @@ def judge_json(text: str, name: str, release: Release | None = None) -> Judged:
 
 class _Walk:
     def __init__(self, judged: Judged, models: Mapping[str, Fields], data: dict[str, Any]):
-        self._judged, self._version = judged, Version(judged.version)
+        self._judged, self._version, self._data = judged, Version(judged.version), data
         self._types = {section: _type_of(data, section) for section in ("optimizer", "scheduler")}
         self._sections = table.sections(models, self._types["optimizer"], self._types["scheduler"])
         self._secrets = set(find_secrets(data))
@@ -103,7 +103,8 @@ class _Walk:
             if self._gone((*path, name), here) or self._young((*path, name), here):
                 continue
             if key is None:
-                self._unknown((*path, name), here, fields)
+                if not self._takes_others(path):
+                    self._unknown((*path, name), here, fields)
                 continue
             canonical = (*path, key.canonical)
             if canonical in self._judged.written and canonical != (*path, name):
@@ -164,6 +165,15 @@ class _Walk:
         else:
             rule = f"is not a key of DeepSpeed {self._version}" + (f" in {inside}" if inside else "")
             self._judged.refuse(path, rule, fix=f"remove it; keys here are for example {legal}")
+
+    def _takes_others(self, path: Path) -> bool:
+        """Whether these are the parameters of an optimizer or a scheduler that no table describes: OneCycle."""
+        others = {
+            ("optimizer", "params"): (*table.NOT_ADMITTED, *table.REMOVED_OPTIMIZERS),
+            ("scheduler", "params"): table.OTHER_SCHEDULERS,
+        }
+        named = self._data.get(path[0], {}).get("type") if path in others else None
+        return isinstance(named, str) and named.strip().lower() in {name.lower() for name in others[path]}
 
     def _of_another_type(self, path: Path) -> tuple[str, None, str] | None:
         """A parameter of another optimizer or scheduler than the one that is named."""
