@@ -110,6 +110,14 @@ def test_a_deepspeed_json_is_judged_and_another_json_is_not(tmp_path: Path) -> N
     assert found(read_scripts([tmp_path])) == {"deepspeed-json": ("ds.json", 3)}
     (tmp_path / "ds.json").write_text('{"train_batch_size": 8')
     assert found(read_scripts([tmp_path / "ds.json"])) == {"deepspeed-json": ("ds.json", 1)}
+    for inside, sound in (
+        ('"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 3}}', False),
+        ('"scheduler": {"type": "OneCycel"}', False),
+        ('"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1}}', True),
+        ('"scheduler": {"type": "CosineAnnealingLR", "params": {"T_max": 9}}', True),
+    ):
+        (tmp_path / "ds.json").write_text(f'{{"train_batch_size": 8, {inside}}}')
+        assert found(read_scripts([tmp_path / "ds.json"])).keys() == (set() if sound else {"deepspeed-json"})
     (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
     assert [v.level for v in read_scripts([tmp_path / "ds.json"]).verdicts] == ["green"]
 

@@ -80,7 +80,38 @@ def judge_json(text: str, name: str, release: Release | None = None) -> Judged:
     judged = Judged(source, release.version, problems=list(source.problems))
     walk = _Walk(judged, release.models, cast("dict[str, Any]", data))
     walk.section((), (), table.TOP, cast("dict[str, Any]", data))
+    _judge_optimizer(judged)
+    _judge_scheduler(judged)
     return judged
+
+
+def _judge_optimizer(judged: Judged) -> None:
+    """A type that is gone, or that DeepSpeed does not know: only Adam's names may be written in any case."""
+    path: Path = ("optimizer", "type")
+    named = str(judged.values.get(path, "AdamW"))
+    plain = named.strip().lower()
+    names = {name.lower(): name for name in table.OPTIMIZERS}
+    removed = {name.lower(): what for name, what in table.REMOVED_OPTIMIZERS.items()}
+    if plain in removed:
+        rule = f"is gone: DeepSpeed removed {removed[plain]} in 0.19.7 (installed: {judged.version})"
+        if Version(judged.version) < Version("0.19.7"):
+            rule = f"is not used: Headway has no {removed[plain]}, and DeepSpeed removed it in 0.19.7"
+        judged.refuse(path, rule, named, table.INSTEAD_OF_ONE_BIT)
+        return
+    legal = named.lower() in ("adam", "adamw") or named in names.values()
+    if not legal and plain not in {name.lower() for name in table.NOT_ADMITTED}:
+        near = get_close_matches(plain, list(names), n=1, cutoff=0.5)
+        hint = f"; did you mean {names[near[0]]}?" if near else ""
+        judged.refuse(path, f"is no optimizer of DeepSpeed{hint}", named, f"write one of {', '.join(names.values())}")
+
+
+def _judge_scheduler(judged: Judged) -> None:
+    path: Path = ("scheduler", "type")
+    named = judged.values.get(path)
+    if named is not None and named not in (*table.SCHEDULERS, *table.OTHER_SCHEDULERS):
+        near = get_close_matches(str(named), (*table.SCHEDULERS, *table.OTHER_SCHEDULERS), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        judged.refuse(path, f"is no scheduler of DeepSpeed{hint}", named, f"one of {', '.join(table.SCHEDULERS)}")
 
 
 class _Walk:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, cast
-
-from packaging.version import Version
 
 from headway.config import deepspeed_meaning as meaning
 from headway.config import deepspeed_table as table
@@ -163,7 +160,10 @@ class _Translation:
         named = str(self.judged.values.pop(path))
         known = next((name for name in table.OPTIMIZERS if name.lower() == named.lower()), None)
         if known is None or (known not in ("Adam", "AdamW") and known != named):
-            self._unknown_optimizer(named)
+            self._drop(("optimizer", "params"))
+            if named.strip().lower() in {name.lower() for name in table.NOT_ADMITTED}:
+                rule = f"is not admitted: only {', '.join(table.OPTIMIZERS)} are held to the same curve at every stage"
+                self.judged.refuse(path, rule, named, "write AdamW")
             return
         optimizer = table.OPTIMIZERS[known]
         kind = optimizer.kind
@@ -196,27 +196,6 @@ class _Translation:
         elif not self._take(path, "optimizer.betas") and "optimizer.betas" in optimizer.defaults:
             self._default(path, "optimizer.betas", optimizer.defaults["optimizer.betas"])
 
-    def _unknown_optimizer(self, named: str) -> None:
-        path: Path = ("optimizer", "type")
-        plain = named.strip().lower()
-        legal = f"one of {', '.join(table.OPTIMIZERS)}"
-        removed = {name.lower(): what for name, what in table.REMOVED_OPTIMIZERS.items()}
-        others = {name.lower(): name for name in table.NOT_ADMITTED}
-        self._drop(("optimizer", "params"))
-        if plain in removed:
-            rule = f"is gone: DeepSpeed removed {removed[plain]} in 0.19.7 (installed: {self.judged.version})"
-            if Version(self.judged.version) < Version("0.19.7"):
-                rule = f"is not used: Headway has no {removed[plain]}, and DeepSpeed removed it in 0.19.7"
-            self.judged.refuse(path, rule, named, table.INSTEAD_OF_ONE_BIT)
-        elif plain in others:
-            rule = f"is not admitted: only {', '.join(table.OPTIMIZERS)} are held to the same curve at every stage"
-            self.judged.refuse(path, rule, named, "write AdamW")
-        else:
-            names = {name.lower(): name for name in table.OPTIMIZERS}
-            near = get_close_matches(plain, list(names), n=1, cutoff=0.5)
-            hint = f"; did you mean {names[near[0]]}?" if near else ""
-            self.judged.refuse(path, f"is no optimizer of DeepSpeed{hint}", named, f"write {legal}")
-
     def _scheduler(self) -> None:
         path = ("scheduler", "type")
         if ("scheduler",) not in self.judged.sections:
@@ -228,7 +207,10 @@ class _Translation:
             self._drop(("scheduler", "params"))
             return
         if named not in table.SCHEDULERS:
-            self._unknown_scheduler(str(named))
+            self._drop(("scheduler", "params"))
+            if named in table.OTHER_SCHEDULERS:
+                rule = f"is not offered: Headway's schedules are those of {', '.join(table.SCHEDULERS)}"
+                self.judged.refuse(path, rule, named, "remove scheduler, and write optimizer: {schedule: cosine}")
             return
         schedule = table.SCHEDULERS[named][0]
         self._say(path, "optimizer.schedule", schedule)
@@ -272,17 +254,6 @@ class _Translation:
             self._default(("scheduler", "params", "type"), "optimizer.min_lr_ratio", 0.0)
         elif schedule == "cosine" and not self._take((*inside, "cos_min_ratio"), "optimizer.min_lr_ratio"):
             self._default((*inside, "cos_min_ratio"), "optimizer.min_lr_ratio", 0.0001)
-
-    def _unknown_scheduler(self, named: str) -> None:
-        path: Path = ("scheduler", "type")
-        self._drop(("scheduler", "params"))
-        if named in table.OTHER_SCHEDULERS:
-            rule = f"is not offered: Headway's schedules are those of {', '.join(table.SCHEDULERS)}"
-            self.judged.refuse(path, rule, named, "remove scheduler, and write optimizer: {schedule: cosine}")
-            return
-        near = get_close_matches(named, table.SCHEDULERS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        self.judged.refuse(path, f"is no scheduler of DeepSpeed{hint}", named, f"one of {', '.join(table.SCHEDULERS)}")
 
     def _precision(self) -> None:
         """At most one of fp16 and bf16; neither means fp32, as in DeepSpeed."""

@@ -295,7 +295,12 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Key]]] = {
     "WarmupDecayLR": ("linear", _named(_WARMUP | _RATES | _TOTAL)),
     "WarmupCosineLR": ("cosine", _named(_WARMUP | _TOTAL | _RATIOS)),
 }
-OTHER_SCHEDULERS = ("LRRangeTest", "OneCycle")
+OTHER_SCHEDULERS = (
+    *("LRRangeTest", "OneCycle"),
+    # DeepSpeed takes torch's by their names as well.
+    *("LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR"),
+    *("CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR", "PolynomialLR"),
+)
 
 # --- what releases took away -----------------------------------------------------------------------------------------
 
