@@ -199,7 +199,7 @@ class _Walk:
 
     def _takes_others(self, path: Path) -> bool:
         """Whether these are the parameters of an optimizer or a scheduler that no table describes: OneCycle."""
-        others = {
+        others: dict[Path, tuple[str, ...]] = {
             ("optimizer", "params"): (*table.NOT_ADMITTED, *table.REMOVED_OPTIMIZERS),
             ("scheduler", "params"): table.OTHER_SCHEDULERS,
         }
