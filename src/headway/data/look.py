@@ -1,6 +1,6 @@
 """A look at the first records before the token store is built: known labels, chats that render, something to learn.
 
-    python -m headway.data.look      the same for chats: transformers' renderer is imported in a process of its own
+    python -m headway.data.look      the same for chats: transformers' renderer runs in a process of its own
 
 The build reads every record; this finds in a moment what is wrong with all of them.
 """
@@ -24,12 +24,12 @@ from headway.data.reading import Reading
 from headway.data.seam import Document
 from headway.data.shapes import PAIR, SETS, TASK_SHAPES, BadRecord, Keys
 from headway.data.sources import concrete, open_source, with_shape
-from headway.data.templates import read_template
+from headway.data.templates import load_renderer_alone, read_template
 from headway.data.vocabulary import load_tokenizer
 from headway.errors import HeadwayError, Problem
 
 _MOST = 64  # records of a source
-_RENDER_SECONDS = 2.4  # transformers' renderer takes 1.4 s to import; all checks together have 3 s
+_RENDER_SECONDS = 2.4  # a record may be long; all checks together have 3 s
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,7 @@ def _told(seen: _Seen, reader: Reader) -> str:
 
 
 def main() -> None:
+    load_renderer_alone()
     plain = json.load(sys.stdin)
     sources = tuple((key, config) for key, config in plain.pop("sources"))
     print(json.dumps(asdict(examine(Look(**plain, sources=sources)))))

@@ -8,11 +8,15 @@ these is not the beginning of the whole, the spans are not known and the record 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headway.data.shapes import BadRecord, Chat
@@ -124,6 +128,27 @@ class ChatTemplate:
 _MARKS = (
     "mark the assistant's part in the tokenizer's template ({% generation %} ... {% endgeneration %}), or loss_on: all"
 )
+
+
+def load_renderer_alone() -> None:
+    """Import transformers' renderer, and of transformers only the files that it reads: 0.15 s in place of 1.4.
+
+    For a process that renders and ends: no other part of transformers can be imported in it afterwards. Where the
+    installed release does not let its renderer stand alone, nothing is changed.
+    """
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None or "transformers" in sys.modules:
+        return
+    root = Path(spec.origin).parent
+    for name, folder in (("transformers", root), ("transformers.utils", root / "utils")):
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    try:
+        importlib.import_module("transformers.utils.chat_template_utils")
+    except ImportError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
 
 
 def read_template(folder: Path, control_tokens: Iterable[str] = ()) -> ChatTemplate | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises:
         ModelError: the folder cannot be read, or has neither a begin nor an end token, or more ids than int32 holds.
     """
+    return _read(folder, hash_tokenizer(folder))
+
+
+@lru_cache(maxsize=8)
+def _read(folder: Path, sha256: str) -> Vocabulary:
+    """Once for each content: a large tokenizer takes 0.15 s to read, and a plan asks for it twice."""
     tokenizer = load_tokenizer(folder)
     settings = _settings(folder)
     end = _token_id(tokenizer, settings, _END)
@@ -87,7 +94,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     adds_begin, adds_end = _added(tokenizer, settings, _present(first), _present(last))
     return Vocabulary(
         folder=folder,
-        sha256=hash_tokenizer(folder),
+        sha256=sha256,
         size=size,
         begin=_present(first),
         end=_present(last),

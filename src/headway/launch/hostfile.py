@@ -15,6 +15,7 @@ _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _ZONE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _LOOKS_IPV4 = re.compile(r"[0-9.]*\.[0-9.]*")
+_HERE = {"127.0.0.1": "localhost", "::1": "localhost"}
 _FIX = "NAME slots=N, as in: node1 slots=4"
 
 
@@ -67,6 +68,10 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
             problems.append(Problem("hostfile", rule, raw.strip(), "one line a host, with all its slots", place))
         lines.setdefault(one, number)
         hosts.append(host)
+    if len(lines) > 1 and "localhost" in lines:
+        rule = "on each of several hosts this name is that host itself: the others could not reach it"
+        place = f"{where}:{lines['localhost']}"
+        problems.append(Problem("hostfile", rule, "localhost", "write the name that the other hosts know", place))
     if not hosts and not problems:
         problems.append(Problem("hostfile", "names no host", fix=_FIX, where=where))
     if problems:
@@ -86,13 +91,18 @@ def parse_host(text: str) -> Host:
             raise ValueError(f"{name!r} in brackets is no IPv6 address")
     elif rest.count(":") == 1:
         name, _, port = rest.partition(":")
-    known = _is_address(name, 6) if ":" in name else _NAME.fullmatch(name) is not None
+    known = _is_address(name, 6) if ":" in name else _is_name(name)
     if not known or (_LOOKS_IPV4.fullmatch(name) and not _is_address(name, 4)):
         raise ValueError(f"{name!r} is no host's name or address")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) < 9 else 0
     if (port or rest.endswith(":")) and not 1 <= number <= 65535:
         raise ValueError(f"{port!r} is no port: 1 to 65535")
     return Host(name, user=user, port=number or None)
+
+
+def _is_name(text: str) -> bool:
+    """RFC 1035: 63 characters a label, 253 in all."""
+    return _NAME.fullmatch(text) is not None and len(text) <= 253 and all(len(one) <= 63 for one in text.split("."))
 
 
 def _is_address(text: str, version: int) -> bool:
@@ -109,8 +119,14 @@ def _same(name: str) -> str:
     """Equal for two writings of one name or address."""
     bare, mark, zone = name.partition("%")
     if ":" in bare:
-        return f"{ipaddress.ip_address(bare)}{mark}{zone}"
-    return name.casefold().removesuffix(".")
+        address = ipaddress.IPv6Address(bare)
+        return (
+            _same(f"{address.ipv4_mapped}")
+            if address.ipv4_mapped
+            else _HERE.get(f"{address}", f"{address}") + mark + zone
+        )
+    plain = name.casefold().removesuffix(".")
+    return _HERE.get(plain, plain)
 
 
 def _host(words: list[str]) -> Host:

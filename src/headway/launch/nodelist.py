@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from headway.errors import Problem, UserError
 
@@ -18,6 +19,8 @@ def expand_nodelist(text: str) -> list[str]:
     names = [name for part in _parts(text) for name in _expand(part, text)]
     if not names:
         raise _wrong(text, "names no host")
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise _wrong(text, f"names {twice} twice")
     return names
 
 
@@ -44,13 +47,13 @@ def _expand(part: str, whole: str) -> list[str]:
         return [part]
     found: list[str] = []
     for piece in match[1].split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
+        ends = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", piece)
         if ends is None or (ends[2] and int(ends[2]) < int(ends[1])):
             raise _wrong(whole, f"[{match[1]}] holds {piece!r}, which is no number or range")
         first, last = int(ends[1]), int(ends[2] or ends[1])
-        if last - first > _MOST_HOSTS:
-            raise _wrong(whole, f"{piece!r} is more than {_MOST_HOSTS} hosts")
         for number in range(first, last + 1):
+            if len(found) > _MOST_HOSTS:
+                raise _wrong(whole, f"is more than {_MOST_HOSTS} hosts")
             found += _expand(f"{part[: match.start()]}{number:0{len(ends[1])}d}{part[match.end() :]}", whole)
     return found
 
