@@ -1,6 +1,6 @@
 """How right the planner is on published measurements: `make planner-accuracy`, `make planner-accuracy TABLE=other.csv`.
 
-    python bench/planner/accuracy.py             the own table: prints, cross-validates, writes docs/planner-accuracy.md
+    python bench/planner/accuracy.py             the own tables: prints, cross-validates, writes the page
     python bench/planner/accuracy.py OTHER.csv   any table with these columns: prints, refits nothing, writes nothing
 
 Rows of quality C are not judged. What a row does not say is filled in from what its software does by default.
@@ -19,6 +19,9 @@ from scores import Confusion, Errors, Judged, choices, confusion, errors, groupe
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("published.csv")
+# Rows that were gathered after all constants had been set, and what the planner said of them that day.
+HELD_OUT = Path(__file__).with_name("held_out.csv")
+BEFORE = Path(__file__).with_name("held_out_before.csv")
 EXPLAINED = Path(__file__).with_name("explained.csv")
 PAGE = ROOT / "docs" / "planner-accuracy.md"
 WORST = 15
@@ -159,7 +162,10 @@ def main(arguments: list[str]) -> int:
         print(f"no row of {asked.table} can be judged", *(f"    {n}: {why}" for why, n in skipped.items()), sep="\n")
         return 1
     print(report(rows, skipped, total))
-    if asked.table == TABLE and not asked.no_page:
+    if asked.table != TABLE:
+        return 0
+    print("", "rows gathered after all constants had been set:", "", report(*load(HELD_OUT)), sep="\n")
+    if not asked.no_page:
         from page import write_page
 
         write_page(PAGE, rows, skipped, total)

@@ -283,7 +283,8 @@ def precision_of(row: Row) -> tuple[str, bool, int | None]:
     if bits and not lora:
         raise NotJudged("quantised weights, and no adapter is stated to be trained beside them")
     if lora and "mixed" not in text:
-        master = False  # the frozen base is kept in 16 bits everywhere
+        # the frozen base is kept in 16 bits everywhere; DeepSpeed keeps an fp32 copy of what is trained
+        master = "deepspeed" in said(row, "strategy")
     if re.search(r"fp8|e4m3|e5m2", text):
         return "fp8", master, bits
     if re.search(r"fp32|float32|\b32\b|tf32", text) and not re.search(r"bf16|bfloat16|fp16", text):
@@ -356,7 +357,8 @@ def software_of(row: Row, known: Defaults) -> Software:
         .lower()
         .startswith(("yes", "true", "graph", "inductor", "aot", "max-", "reduce-", "torch.compile"))
     )
-    kernels = "compiled" if compiled else known.kernels
+    fused = re.search(r"fused (?:rms|layer)?[- ]?norm", text)
+    kernels = "compiled" if compiled else "fused" if fused else known.kernels
     fuses = compiled and not row.get("compile", "").lower().startswith(("graph", "aot"))
     loss = at(known.compiled_loss, month) if fuses and known.compiled_loss else at(known.loss, month)
     if re.search(r"chunked (cross.entropy|ce|loss)|chunked-ce", text) and not re.search(r"before chunked", text):
@@ -365,6 +367,8 @@ def software_of(row: Row, known: Defaults) -> Software:
         loss = "linear"
     if "full logits" in text:
         loss = "whole"
+    if re.search(r"(?:16|half|bf16|fp16)[- ]?(?:bit|precision)? logits", text):
+        loss = "half"
     loss = row.get("loss") or loss
     flash = row.get("flash_attn", "").lower()
     attention = "eager" if re.match(r"(no|false|0|eager|math)\b", flash) else known.flash
@@ -464,6 +468,8 @@ def measured(row: Row) -> Measured:
         tf32="tf32" in said(row, "precision"),
         master=master,
         base_bits=bits,
+        fp32_adapter=bool(re.search(r"peft|hf trainer|transformers trainer", said(row, "strategy", "notes"))),
+        bucket_view=False,
         checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
         offload_optimizer=optimizer_away,
         offload_parameters=parameters_away,

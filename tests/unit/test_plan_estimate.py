@@ -10,6 +10,7 @@ import pytest
 from fakes.plans import shape
 from headway.errors import PlanError
 from headway.facts.hardware import Machine, require_device
+from headway.facts.schema import AdapterShape
 from headway.plan.estimate import estimate
 from headway.plan.setting import Degrees, EstimateRequest, LossKind, Software
 
@@ -38,6 +39,59 @@ def test_what_saves_memory_saves_memory() -> None:
     assert needed(software=Software(loss="chunked")) < needed(software=Software(loss="whole"))
     assert needed(offload_optimizer=True) < needed()
     assert needed(degrees=Degrees(data=4, tensor=2)) < needed(degrees=Degrees(data=8))
+
+
+def item(request: EstimateRequest, name: str) -> int:
+    return next((item.device_bytes for item in estimate(request).items if item.name == name), 0)
+
+
+def test_ddp_keeps_buckets_beside_gradients_that_accumulate() -> None:
+    """As torch's reducer: with gradient_as_bucket_view the buckets are the gradients, until a step has several."""
+    one = replace(BASE, engine="ddp", stage=0, accumulation=1)
+    assert item(one, "communication buckets") == 0
+    assert item(one, "gradients") == 4 * 8e9
+    assert item(replace(one, accumulation=2), "communication buckets") == 4 * 8e9
+    assert item(replace(one, bucket_view=False), "communication buckets") == 4 * 8e9
+    alone = Machine(require_device("H100"), 1)
+    assert item(replace(one, accumulation=2, degrees=Degrees(), machine=alone), "communication buckets") == 0
+
+
+def test_stage_3_copies_one_sub_group_of_gradients() -> None:
+    """DeepSpeed's stage 3 steps by sub-groups of 10^9 elements, stage 2 all at once (stage3.py, stage_1_and_2.py)."""
+
+    def peak(count: int, stage: int) -> int:
+        return estimate(
+            replace(BASE, shape=shape(count), stage=stage, degrees=Degrees(data=1), micro_batch=1, sequence=64)
+        ).allocated_bytes
+
+    grown = peak(12_000_000_000, 3) - peak(8_000_000_000, 3)
+    assert grown == pytest.approx(16 * 4e9, rel=0.03)  # 2 + 2 + 12 bytes a parameter, and no fp32 gradient more
+    assert peak(12_000_000_000, 2) - peak(8_000_000_000, 2) == pytest.approx(20 * 4e9, rel=0.03)
+
+
+def test_quantised_weights_travel_in_their_bits_and_are_written_out() -> None:
+    sharded = replace(BASE, engine="fsdp", master=False, machine=Machine(require_device("RTX 3090"), 8))
+    packed = replace(sharded, base_bits=4)
+
+    def seconds(request: EstimateRequest, name: str) -> float:
+        part = next((part for part in estimate(request).times if part.name == name), None)
+        return part.seconds + part.hidden_seconds if part else 0.0
+
+    assert seconds(packed, "data parallel") < 0.75 * seconds(sharded, "data parallel")
+    assert seconds(packed, "dequantising") > 0 == seconds(sharded, "dequantising")
+
+
+def test_the_host_waits_longer_for_adapters_and_for_hooks() -> None:
+    short = replace(BASE, sequence=128, micro_batch=1, degrees=Degrees(data=1), engine="ddp", stage=0)
+    adapted = short.shape.model_copy(
+        update={"adapter": AdapterShape(parameters=10**7, layers=7 * 32, rank=8, inputs=7 * 32 * 4096)}
+    )
+
+    def waits(request: EstimateRequest) -> float:
+        return sum(part.seconds for part in estimate(request).times if part.name == "waiting for the host")
+
+    assert waits(replace(short, shape=adapted)) > waits(short)
+    assert waits(replace(short, engine="deepspeed", stage=3)) > waits(replace(short, engine="deepspeed", stage=2))
 
 
 def test_a_linear_loss_does_not_grow_with_the_logits() -> None:

@@ -23,6 +23,8 @@ GIB = 1024**3
 # Best matrix product over datasheet peak, where no one published a measured one, by compute capability: A100 0.87 and
 # 0.81 (PCIe), H100 0.80, B200 0.78 in the same table. Consumer and inference cards are held by their power limit.
 _MEASURED_SHARE = {6: 0.80, 7: 0.80, 8: 0.85, 9: 0.80, 10: 0.78, 12: 0.80}
+# The same for fp32 outside of the matrix units, which neither power nor operands hold back.
+_FP32_SHARE = 0.93
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def _device(row: dict[str, str]) -> Device:
     share = number("measured_bf16") / peak.bf16 if number("measured_bf16") else _MEASURED_SHARE[int(major)]
     rates = {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp16": peak.fp16, "fp8": number("fp8")}
     measured = {name: share * rate * 1e12 for name, rate in rates.items() if rate}
+    measured["fp32"] = _FP32_SHARE * peak.fp32 * 1e12
     if number("measured_fp8"):
         measured["fp8"] = number("measured_fp8") * 1e12
     return Device(

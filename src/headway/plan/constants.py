@@ -61,6 +61,10 @@ class TimeConstants:
     launch_seconds: float = 1e-05
     eager_operations: float = 80.0
     fused_operations: float = 30.0
+    # Of one adapted matrix more: dropout, two products, casts of input and factors, scaling, sum.
+    adapter_operations: float = 8.0
+    # Host time of ZeRO-3's hooks in one layer and pass: nine modules that fetch and release, a tenth of a ms each.
+    hook_seconds: float = 0.0018
     # Of a link's or a network's rate, in collectives of many megabytes.
     link: float = 0.46
     network: float = 0.95

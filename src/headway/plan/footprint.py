@@ -14,7 +14,7 @@ from headway.plan.constants import MEMORY, MemoryConstants
 from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, norm_bytes
 from headway.plan.quantizing import gathered_numbers, held_bytes, scale_bytes
 from headway.plan.schema import MemoryItem
-from headway.plan.setting import EstimateRequest
+from headway.plan.setting import SUB_GROUP_ELEMENTS, EstimateRequest
 
 GIB = 1024**3
 
@@ -64,6 +64,7 @@ def parts_of(request: EstimateRequest) -> Parts:
 def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> Footprint:
     """Memory of the fullest device."""
     states = _states(request)
+    states["communication buckets"] = _standing_buckets(request)
     kept, transient = activations(request), layer_transient(request)
     logits = logits_bytes(request, constants)
     gathered, buckets, last = _gathered(request), _buckets(request), _last_buckets(request)
@@ -74,7 +75,7 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     if request.checkpointing == "none":
         backward = transient + buckets
     update = _update_workspace(request, gradients)
-    early = gradients if request.accumulation > 1 else 0.0
+    early = gradients if request.accumulation > 1 or request.engine == "ddp" else 0.0  # DDP's are buckets, and stay
     moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
     allocated = max(moments)
     working = max(forward, backward, update, last)
@@ -162,6 +163,9 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * gradient
     if request.engine == "fsdp":
         gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * weight
+    if request.shape.adapter is not None and request.fp32_adapter and weight == 2:
+        own = request.shape.trainable_parameters
+        weights, gradients, states = weights + 2 * own, 4 * own, 8 * own
     items = {"parameters": weights, "gradients": gradients, "optimizer states": states}
     if request.offload_optimizer or request.optimizer.paged:
         items["optimizer states"] = 0.0
@@ -258,6 +262,16 @@ def _buckets(request: EstimateRequest) -> float:
     return 0.0
 
 
+def _standing_buckets(request: EstimateRequest) -> float:
+    """DDP's buckets, where they are not the gradients themselves: a micro batch without exchange makes its own."""
+    if request.engine != "ddp" or request.degrees.devices == 1:
+        return 0.0
+    if request.bucket_view and request.accumulation == 1:
+        return 0.0
+    parts = parts_of(request)
+    return parts.total * parts.trained_share * weight_bytes(request)
+
+
 def _last_buckets(request: EstimateRequest) -> float:
     """As `_buckets`, at the end of the backward pass, with the whole gradients of the embeddings.
 
@@ -273,10 +287,14 @@ def _last_buckets(request: EstimateRequest) -> float:
 
 
 def _update_workspace(request: EstimateRequest, gradients: float) -> float:
-    """What the update makes beside the states: DeepSpeed an fp32 copy of its gradients; foreach loops a copy more."""
+    """What the update makes beside the states: DeepSpeed an fp32 copy of its gradients; foreach loops a copy more.
+
+    Stage 3 updates one sub-group after another, and copies only its gradients.
+    """
     if request.engine == "deepspeed" and request.stage > 0 and not request.offload_optimizer:
         parts = parts_of(request)
-        return 4 * _spread(request, parts, 1) * parts.trained_share
+        own = _spread(request, parts, 1) * parts.trained_share
+        return 4 * (min(own, SUB_GROUP_ELEMENTS) if request.stage == 3 else own)
     return 0.0 if request.software.fused_optimizer else gradients
 
 
@@ -302,7 +320,8 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
         return logits * (e + of_piece) + e * head
     if software.loss == "compiled":
         return logits * (e + constants.compiled_logit_bytes) + e * head
-    return logits * (half + constants.whole_logit_bytes) + e * head
+    made = constants.whole_logit_bytes / (2 if software.loss == "half" else 1)
+    return logits * (half + made) + e * head
 
 
 def activations(request: EstimateRequest) -> float:

@@ -19,6 +19,7 @@ from headway.plan.layers import Numbers, attention_bytes, kind_of, norm_bytes
 from headway.plan.quantizing import gathered_numbers, held_bytes, scale_bytes
 from headway.plan.schema import MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
 from headway.plan.setting import (
+    SUB_GROUP_ELEMENTS,
     USABLE_SHARE,
     AttentionKind,
     Degrees,
@@ -294,10 +295,14 @@ def _step_items(request: MemoryRequest) -> list[MemoryItem]:
 
 
 def update_workspace_bytes(request: MemoryRequest) -> int:
-    """What the update holds beside the states: DeepSpeed flattens its partition of the gradients, in fp32, to step."""
+    """What the update holds beside the states: DeepSpeed flattens its partition of the gradients, in fp32, to step.
+
+    Stage 3 does so with one sub-group after another.
+    """
     if request.strategy.kind != "deepspeed" or request.strategy.stage == 0 or request.strategy.offload_optimizer:
         return 0
-    return 4 * -(-request.shape.trainable_parameters // request.processes)
+    own = -(-request.shape.trainable_parameters // request.processes)
+    return 4 * (min(own, SUB_GROUP_ELEMENTS) if request.strategy.stage == 3 else own)
 
 
 def activation_bytes(request: MemoryRequest) -> int:

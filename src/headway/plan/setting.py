@@ -13,9 +13,11 @@ Engine = Literal["single", "ddp", "fsdp", "deepspeed", "megatron"]
 Checkpointing = Literal["none", "selective", "full"]
 Kernels = Literal["eager", "fused", "compiled"]
 AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
-LossKind = Literal["whole", "compiled", "chunked", "linear"]
+LossKind = Literal["whole", "half", "compiled", "chunked", "linear"]
 # What of its memory a plan may fill: of measured runs, 4 % took more than a tenth above the estimate.
 USABLE_SHARE = 0.90
+# Of the parameters of one rank, what stage 3 updates at once: DeepSpeed's default, and what Headway writes.
+SUB_GROUP_ELEMENTS = 10**9
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Software:
     kernels (Liger, Apex, Transformer Engine); `compiled` is torch.compile.
     attention: `eager` keeps the score matrices; `flash1` is the first flash kernel, `flash` the second,
     `flash3` Hopper's; `sdpa` is flash under a mask, key and value repeated for every head.
-    loss: `whole` makes fp32 logits of all tokens, their log-softmax and its gradient; `compiled` fuses these;
+    loss: `whole` makes fp32 logits of all tokens, their log-softmax and its gradient; `half` makes them in 16 bits, as
+    a model without autocast does that does not cast its logits; `compiled` fuses these;
     `chunked` keeps 16-bit logits and works on pieces in fp32; `linear` never holds more than one piece of logits.
     expandable_segments: of the caching allocator, which then uses freed blocks for larger tensors.
     ends_apart: FSDP gathers embedding and head each for itself, not with the root.
@@ -91,6 +94,8 @@ class EstimateRequest:
     base_bits: of frozen base weights that are quantised (QLoRA: 4); None: they are in 16 bits.
     linear_bits: as Headway quantises: of the frozen linear weights alone, scales included; all else as without.
     live_parameters: that ZeRO-3 leaves gathered (DeepSpeed's stage3_max_live_parameters).
+    fp32_adapter: beside a base in 16 bits the adapter is kept in fp32 (PEFT under autocast).
+    bucket_view: DDP's gradients are its buckets (gradient_as_bucket_view), not copies of them.
     """
 
     shape: ModelShape
@@ -120,6 +125,8 @@ class EstimateRequest:
     live_parameters: int = 2_000_000_000
     overlap_comm: bool = True  # ZeRO-1 and 2: gradients are reduced while the backward pass goes on, in a second bucket
     shard_group: int = 0
+    fp32_adapter: bool = False
+    bucket_view: bool = True
 
     @property
     def shards(self) -> int:

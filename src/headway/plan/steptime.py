@@ -157,7 +157,7 @@ def _dequantised_bytes(request: EstimateRequest, products: list[tuple[float, flo
     So bitsandbytes 0.50 computes a product with the weight and one with its transpose (`backends/cuda/ops.py`; up to
     1,536 rows it may dequantise inside the product's kernel, which is not counted).
     """
-    bits = request.linear_bits
+    bits = request.linear_bits or request.base_bits
     return 0.0 if bits is None else sum(k * n for _, k, n in products) * (bits / 8 + request.element_bytes)
 
 
@@ -166,14 +166,19 @@ def _forward(request: EstimateRequest, rates: Rates, constants: TimeConstants) -
     operations = constants.eager_operations if eager else constants.fused_operations
     if request.shape.experts:
         operations *= 2
+    if request.shape.adapter is not None:
+        operations += constants.adapter_operations * request.shape.adapter.layers / max(request.shape.layers, 1)
     products = _layer_products(request)
     cast = _cast_bytes(request, products) * constants.cast_passes
+    launches = operations * constants.launch_seconds
+    if request.engine == "deepspeed" and request.stage == 3:
+        launches += constants.hook_seconds
     return Pass(
         products=sum(_product(request, sizes, rates) for sizes in products),
         attention=_attention_seconds(request, rates),
         traffic=(_traffic_bytes(request, constants) + cast) / rates.memory,
         dequantising=_dequantised_bytes(request, products) / rates.memory,
-        launches=operations * constants.launch_seconds if request.machine.device.kind == "cuda" else 0.0,
+        launches=launches if request.machine.device.kind == "cuda" else 0.0,
     )
 
 
@@ -207,7 +212,7 @@ def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
     product = _product(
         request, (float(request.tokens), float(shape.hidden), -(-shape.vocab // (64 * tensor)) * 64.0), rates
     )
-    touched = {"whole": 36, "compiled": 14, "chunked": 20, "linear": 16}[request.software.loss]
+    touched = {"whole": 36, "half": 18, "compiled": 14, "chunked": 20, "linear": 16}[request.software.loss]
     if request.machine.device.kind == "cpu":
         touched = 24
     logits = request.tokens * shape.vocab / tensor
@@ -317,7 +322,7 @@ def forward_seconds(request: EstimateRequest, constants: TimeConstants = TIME) -
     compute = request.shape.layers * _forward(request, rates, constants).seconds + _head_seconds(request, rates) / 3
     if request.stage < 3 or request.shards == 1:
         return compute
-    size = gathered_bytes(request)
+    size = _exchanged_bytes(request)
     gather = ring_seconds(request, size, Ring(request.shards, 1, _pieces(request, size)), constants)
     return compute + max(gather / max(request.shape.layers, 1), gather - constants.overlap * compute)
 
@@ -354,16 +359,31 @@ def _reduce_seconds(request: EstimateRequest, size: float, constants: TimeConsta
     return within + 2 * ring_seconds(request, size / group, copies, constants)
 
 
+def _exchanged_bytes(request: EstimateRequest) -> float:
+    """What one gather brings together: at stage 3, and in FSDP, all parameters; else those that the update changed."""
+    parts, e = parts_of(request), request.element_bytes
+    if request.stage < 3 and request.engine != "fsdp":
+        return parts.total * parts.trained_share * e
+    if request.base_bits is not None:
+        return (parts.body + parts.experts) * request.base_bits / 8 + parts.ends * e
+    return gathered_bytes(request)
+
+
 def _data_parallel(request: EstimateRequest, compute: float, constants: TimeConstants) -> list[TimeItem]:
-    """Gathering parameters and reducing gradients, hidden behind the computation as far as it lasts."""
+    """Gathering parameters and reducing gradients, hidden behind the computation as far as it lasts.
+
+    Parameters in the host's memory come from there first: of each gather, a device brings its own part.
+    """
     parts = parts_of(request)
-    if request.degrees.shards == 1:
+    if request.degrees.shards == 1 and not request.offload_parameters:
         return []
     gradient = 4 if request.engine in ("fsdp", "megatron") and request.master else weight_bytes(request)
     reduce = _reduce_seconds(request, parts.total * parts.trained_share * gradient, constants)
-    size = gathered_bytes(request)
+    size = _exchanged_bytes(request)
     gathering = Ring(request.shards, request.degrees.tensor, _pieces(request, size))
     gather = ring_seconds(request, size, gathering, constants)
+    if request.offload_parameters:
+        gather += size / request.shards / request.machine.device.host_link_bytes_per_second
     micro = request.accumulation
     if request.engine in ("single", "ddp") or request.stage == 0:
         total, hideable = 2 * reduce, compute * 0.6 / micro
@@ -398,10 +418,9 @@ def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) ->
         return [TimeItem("optimizer", own * constants.optimizer_bytes * passes / rates.memory), *items]
     per_host = min(machine.devices_per_host, request.degrees.devices)
     host = own * per_host * constants.optimizer_bytes
-    moved = own * (weight_bytes(request) + weight_bytes(request))
-    parameters = gathered_bytes(request) * 2 * request.accumulation if request.offload_parameters else 0.0
+    moved = 2 * own * weight_bytes(request)
     return [
         TimeItem("optimizer on the host", host / (machine.host_bandwidth_bytes_per_second * constants.host_bandwidth)),
-        TimeItem("offload transfers", (moved + parameters) / machine.device.host_link_bytes_per_second),
+        TimeItem("offload transfers", moved / machine.device.host_link_bytes_per_second),
         *items,
     ]
