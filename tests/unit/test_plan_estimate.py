@@ -11,6 +11,7 @@ from fakes.plans import shape
 from headway.errors import PlanError
 from headway.facts.hardware import Machine, require_device
 from headway.facts.schema import AdapterShape
+from headway.facts.wanted import wanted_cluster
 from headway.plan.estimate import estimate
 from headway.plan.setting import Degrees, EstimateRequest, LossKind, Software
 
@@ -143,6 +144,47 @@ def test_hybrid_sharding_keeps_more_and_waits_less() -> None:
     assert estimate(grouped).device_bytes > estimate(wide).device_bytes
     waits = [{part.name: part.seconds for part in estimate(r).times}["data parallel"] for r in (grouped, wide)]
     assert waits[0] < waits[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("H100-80GB", "H100-SXM5-80GB"),
+        ("H100-85GB", "H100-SXM5-80GB"),  # 79.1 GiB are 84.9 GB
+        ("H100-94GB", "H100-NVL-94GB"),
+        ("A100-40GB", "A100-SXM4-40GB"),
+        ("A100-80GB", "A100-SXM4-80GB"),
+        ("H200-141GB", "H200-SXM-141GB"),
+        ("H200-144GB", "H200-SXM-141GB"),
+        ("B200-192GB", "B200-SXM-180GB"),
+        ("T4-16GB", "T4"),
+        ("L40S-48GB", "L40S"),
+    ],
+)
+def test_a_size_is_the_makers_or_what_is_seen_of_it(name: str, taken: str) -> None:
+    assert require_device(name).name == taken
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("H100-90GB", "H100-NVL-94GB (93 GiB), H100-SXM-96GB (95 GiB), H100-PCIe-80GB (79 GiB)"),
+        ("A100-64GB", "A100-PCIe-80GB (79 GiB), A100-SXM4-80GB (79 GiB), A100-PCIe-40GB (39 GiB)"),
+        ("H200-120GB", "H200-SXM-141GB (140 GiB)"),
+        ("RTX 3080-12GB", "RTX 3080 Ti (12 GiB), RTX 3080-10GB (10 GiB)"),
+        ("H100-0GB", "H100-SXM5-80GB"),
+    ],
+)
+def test_a_size_that_no_card_has_names_the_cards(name: str, near: str) -> None:
+    with pytest.raises(PlanError, match="another memory") as caught:
+        require_device(name)
+    assert near in caught.value.problems[0].fix
+
+
+def test_another_make_of_a_card_is_said() -> None:
+    assert wanted_cluster("8xH100 NVL 80GB").assumed[0] == "H100-SXM5-80GB (79 GiB) for H100 NVL 80GB"
+    assert not any("H100" in said for said in wanted_cluster("8xH100-SXM-80GB").assumed)
+    assert not any("A100" in said for said in wanted_cluster("8xA100-SXM4-80GB").assumed)
 
 
 def test_an_unknown_device_names_the_near_ones() -> None:

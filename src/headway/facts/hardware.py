@@ -145,7 +145,9 @@ _DECORATION = frozenset(
         "generation",
     ]
 )
-_SAME_SIZE = 0.15  # between a size in a name and the memory of the row, which is what torch sees of it
+# A size in a name over the memory of the row, which is what torch sees of it in GiB: a maker's GB count more, and so
+# does what the card keeps for itself (a T4's 16 are 14.6).
+_SAME_SIZE = (0.98, 1.105)
 
 
 def _plain(name: str) -> tuple[str, list[int]]:
@@ -158,7 +160,8 @@ def _plain(name: str) -> tuple[str, list[int]]:
 
 def _of_size(device: Device, sizes: list[int]) -> bool:
     """Whether the device has one of these sizes; a name without a size means any."""
-    return not sizes or any(abs(device.memory_bytes / GIB / size - 1) <= _SAME_SIZE for size in sizes if size)
+    low, high = (bound * device.memory_bytes / GIB for bound in _SAME_SIZE)
+    return not sizes or any(low <= size <= high for size in sizes)
 
 
 def _called(name: str) -> list[Device]:
@@ -197,11 +200,20 @@ def require_device(name: str) -> Device:
         return found
     fix = "or describe it in a cluster file (memory, bandwidth, matmul rate, links)"
     if found is not None:
-        known = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.0f} GiB)" for device in _called(name))
+        known = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.0f} GiB)" for device in _of_model(name))
         rule = "is in the table, but with another memory"
         raise PlanError(problems=[Problem("device", rule, name, f"{known}; {fix}")])
     listed = ", ".join(_near(name)) or ", ".join(device.name for _, device in devices())
     raise PlanError(problems=[Problem("device", "is not in the table of devices", name, f"one of {listed}; {fix}")])
+
+
+def _of_model(name: str) -> list[Device]:
+    """All rows of the model that a name means, of whatever size and make, the nearest in memory first."""
+    said, sizes = _plain(name)
+    models = {words for names, device in devices() if device in _called(name) for words, _ in map(_plain, names)}
+    shortest = min((words for words in models if words in said), key=len)
+    rows = [device for names, device in devices() if any(shortest in _plain(wanted)[0] for wanted in names)]
+    return sorted(rows, key=lambda device: abs(device.memory_bytes / GIB - sizes[0]))[:4]
 
 
 def unknown_words(name: str) -> list[str]:
@@ -211,6 +223,13 @@ def unknown_words(name: str) -> list[str]:
     known = {word for names, device in rows for text in (*names, device.name) for word in _plain(text)[0].split()}
     words = _plain(name)[0].split()
     return [word for word in words if not word.isdigit() and word not in known | _DECORATION]
+
+
+def other_make(name: str, device: Device) -> bool:
+    """Whether a name says NVL, PCIe or SXM, and the row that is taken for it is of another make."""
+    makes = re.compile(r"\b(nvl|pcie|sxm)\b")
+    said, own = set(makes.findall(_plain(name)[0])), set(makes.findall(_plain(device.name)[0]))
+    return bool(own and said - own)
 
 
 def _near(name: str) -> list[str]:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
-from headway.errors import ConfigError, ModelError
 from headway.facts.architectures import ARCHITECTURES, Arch
 from headway.facts.counting import count_shape
 from headway.facts.dimensions import Dimensions
@@ -21,10 +13,8 @@ from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.labels import label_count
 from headway.facts.model_config import value_of
 from headway.facts.needed import require_heads, require_sizes
-from headway.facts.schema import AdapterShape, Facts, ModelShape
-
-_PROBE_SECONDS = 300.0
-_Answer = TypeVar("_Answer", bound=Facts)
+from headway.facts.probing import ask_probe
+from headway.facts.schema import AdapterShape, ModelShape
 
 
 def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
@@ -163,13 +153,13 @@ def _label_head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
 
 def probe_shape(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """Build the model on the meta device in a process of its own and count. Raises ModelError with its words."""
-    return _probe(ModelShape, config, () if task == "causal_lm" else ("--task", task))
+    return ask_probe(ModelShape, config, () if task == "causal_lm" else ("--task", task))
 
 
 def probe_adapter(config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape:
     """As `probe_shape`: what an adapter adds to the model. Raises ModelError, also where a target means no layer."""
     words = [targets] if isinstance(targets, str) else list(targets)
-    return _probe(AdapterShape, config, ("--rank", str(rank), "--targets", *words))
+    return ask_probe(AdapterShape, config, ("--rank", str(rank), "--targets", *words))
 
 
 @dataclass(frozen=True)
@@ -196,34 +186,4 @@ def probe_own(model: OwnModel) -> ModelShape:
 
     The shape names the adapter, if one is asked for; `with_adapter` counts it in.
     """
-    return _probe(ModelShape, {"model_type": model.factory, **asdict(model)}, ("--own",))
-
-
-def _probe(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]) -> _Answer:
-    name = config.get("model_type", "?")
-    with tempfile.TemporaryDirectory(prefix="headway-probe-") as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps(config), encoding="utf-8")
-        command = [sys.executable, "-m", "headway.model.probe", str(file), *options]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
-        except subprocess.TimeoutExpired as error:
-            what = f"the probe of the model {name!r} did not end within {_PROBE_SECONDS:.0f} s"
-            raise ModelError(what, fix=f"run `{' '.join(command[1:])}` by hand to see where it hangs") from error
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        try:
-            return answer.model_validate_json(lines[-1])
-        except ValidationError as error:
-            raise ModelError(f"the probe of the model {name!r} gave no readable shape: {error}") from error
-    said = done.stderr.strip().splitlines()
-    if said and options and done.returncode in (ModelError.exit_code, ConfigError.exit_code):
-        raise ModelError(f"the model {name!r}: {said[-1]}")
-    what, _, fix = (said[-1] if said else "no message").partition(" fix: ")
-    raise ModelError(f"the model {name!r} cannot be built from its config: {what}", fix=_fix_of(config, fix))
-
-
-def _fix_of(config: dict[str, Any], fix: str) -> str:
-    if isinstance(config.get("text_config"), dict):
-        return "to plan its text model alone, write its text_config, with a model_type, as a config.json of its own"
-    return fix or "check config.json; the architecture must be one that the installed transformers knows"
+    return ask_probe(ModelShape, {"model_type": model.factory, **asdict(model)}, ("--own",))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway.errors import PlanError, Problem
 from headway.facts.clusterfile import ClusterFile, read_cluster
-from headway.facts.hardware import require_device, unknown_words
+from headway.facts.hardware import other_make, require_device, unknown_words
 from headway.facts.schema import ClusterFacts
 
 # Host memory over the memory of its GPUs, where nobody says it: the large clouds' hosts have 1.4 (8 x B200) to 4.
@@ -54,6 +54,8 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
     assumed = () if host_memory_bytes else (
         f"{memory / 1024**3:.0f} GiB of host memory: {HOST_MEMORY_SHARE} x its GPUs'; --host-memory says it",
     )  # fmt: skip
+    if other_make(match["name"], device):
+        assumed = (f"{device.name} ({device.memory_bytes / 1024**3:.0f} GiB) for {match['name']}", *assumed)
     facts = ClusterFacts(
         device="cuda",
         device_name=device.name,

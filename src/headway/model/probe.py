@@ -1,17 +1,20 @@
 """`python -m headway.model.probe CONFIG.json`: the shape of any transformers model, counted on the built architecture.
 
 Prints a ModelShape as JSON on the last line of its output; with `--rank N --targets NAME ...` an AdapterShape; with
-`--own` the shape of a user's module, CONFIG.json being `headway.facts.shape.OwnModel`. For the planner, which loads no
-torch.
+`--own` the shape of a user's module, CONFIG.json being `headway.facts.shape.OwnModel`. `--read FILE` writes which files
+of the user's were read for it, with their hashes. For the planner, which loads no torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from headway.plan.schema import ModelPlan
 # How transformers' architectures name the gate of a gated MLP.
 _GATES = ("gate_proj", "gate_up_proj", ".w3.", "wi_1")
 _EXPERTS = ".experts."
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -142,6 +146,37 @@ def _said_by(kind: str, work: Callable[[], Any]) -> Any:
         raise ModelError(problems=[Problem("model.factory", rule, kind, "correct it")]) from error
 
 
+def watch_reads() -> set[str]:
+    """Absolute paths of the files that are opened for reading from now on, as they are."""
+    opened: set[str] = set()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            opened.add(os.path.abspath(arguments[0]))
+
+    sys.addaudithook(note)
+    return opened
+
+
+def hashes_of_read(opened: Iterable[str], factory: str, beside: Path) -> dict[str, str]:
+    """Hashes of the user's files: neither the interpreter's nor its packages', nor the system's, nor those `beside`.
+
+    Of the packages the factory's own counts all the same. A module that came from its bytecode counts by its source.
+    """
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    package = factory.partition(":")[0].partition(".")[0]
+    of_factory = {file for name, file in files.items() if file and name.partition(".")[0] == package}
+    paths = {*sysconfig.get_paths().values(), "/proc", "/sys", "/dev", PACKAGE, beside}
+    apart = [Path(entry).resolve() for entry in paths]
+    hashes: dict[str, str] = {}
+    for name in sorted({*opened, *(file for file in files.values() if file)}):
+        path = Path(name).resolve()
+        own = name in of_factory or not any(path.is_relative_to(folder) for folder in apart)
+        if own and "__pycache__" not in path.parts and path.is_file():
+            hashes[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
+
+
 def main(arguments: list[str]) -> int:
     """Exit code 0 with the shape on stdout, or the error's code with its message on stderr."""
     parser = argparse.ArgumentParser(prog="python -m headway.model.probe")
@@ -150,11 +185,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--task", default="causal_lm")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--targets", nargs="+", default=[ALL_LINEAR])
+    parser.add_argument("--read", type=Path)
     asked = parser.parse_args(arguments)
     try:
         content = json.loads(asked.config.read_text(encoding="utf-8"))
         if asked.own:
+            opened = watch_reads()
             print(shape_of_own(content).model_dump_json())
+            if asked.read is not None:
+                read = hashes_of_read(opened, content["factory"], asked.config.parent)
+                asked.read.write_text(json.dumps(read), encoding="utf-8")
             return 0
         config = read_config(content)
         model = build_skeleton(model_class(config, asked.task), config)
