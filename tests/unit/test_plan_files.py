@@ -120,7 +120,7 @@ def test_explain_one_value_a_section_and_the_run_files_word() -> None:
     assert set(names) == {
         f"batch.{n}" for n in ("global_sequences", "micro_batch", "accumulation", "data_parallel_size")
     }
-    assert explain(plan, "optimizer.clip")[0][2] == "as the run file or its default says"
+    assert explain(plan, "optimizer.momentum")[0][2] == "as the run file or its default says"
     assert explain(plan, "launch.processes")[0][2] == "as launch.processes says"
     with pytest.raises(PlanError, match=r"batch\.micro_batch"):
         explain(plan, "batch.micro_bach")

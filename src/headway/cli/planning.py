@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
 
         _write(options.html, page(found))
     if options.explain:
-        tables.print_explained(plan, options.explain)
+        tables.print_explained(plan, options.explain, planned.loaded.config)
     elif options.json:
         from headway.plan.outlook import as_json
 

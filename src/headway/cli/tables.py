@@ -15,6 +15,7 @@ from headway.run.journal import finite
 from headway.units import format_bytes
 
 if TYPE_CHECKING:
+    from headway.config.schema import RunConfig
     from headway.diagnose.judge import Diagnosis
     from headway.plan.schema import Plan
 
@@ -82,11 +83,11 @@ def print_plan(plan: Plan, *, reasons: bool) -> None:
         print(f"note: {text}")
 
 
-def print_explained(plan: Plan, key: str) -> None:
+def print_explained(plan: Plan, key: str, config: RunConfig) -> None:
     """The values at and below a key, each with its reason."""
     from headway.plan.explain import explain
 
-    for name, value, why in explain(plan, key):
+    for name, value, why in explain(plan, key, config):
         print(f"{name} = {value}\n    {why}")
 
 

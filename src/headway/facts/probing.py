@@ -1,7 +1,7 @@
-"""What `python -m headway.model.probe` answers, kept in the user's cache for as long as nothing it was counted on changes.
+"""What `python -m headway.model.probe` answers, kept in the user's cache while nothing that it was counted on changes.
 
-The probe imports torch and transformers and builds the model on the meta device: many seconds. Its answer is kept by
-a hash of the question, of the versions that build the model and of Headway's own sources that count it, with the hash of
+The probe imports torch and transformers and builds the model on the meta device: many seconds. Its answer is kept by a
+hash of the question, of the versions that build the model and of Headway's own sources that count it, with the hash of
 every file of the user's that it read. An answer that is torn, or of files that have changed, is asked for anew.
 """
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, cast
 
+from headway.config.schema import RunConfig
 from headway.errors import PlanError
+from headway.plan.asked import asked_row, is_asked, without_effect
 from headway.plan.memory import used_bytes
 from headway.plan.schema import IntervalPlan, MemoryItem, Plan
 from headway.units import format_bytes, format_count, format_seconds
@@ -21,6 +23,13 @@ _KEY = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 _IN_PLAN = {
     "train": "batch",
     "train.sequence": "data.sequence",
+    "train.micro_batch": "batch.micro_batch",
+    "train.accumulation": "batch.accumulation",
+    "train.activation_checkpointing": "numerics.activation_checkpointing",
+    "train.compile": "numerics.compile",
+    "train.tf32": "numerics.tf32",
+    "train.seed": "numerics.seed",
+    "train.log_every": "log_every",
     "model.from": "model.path",
     "model.factory": "model.kind",
     "model.tokenizer": "data.tokenizer",
@@ -40,6 +49,13 @@ _IN_PLAN = {
     "optimizer.schedule": "schedule.kind",
     "optimizer.warmup": "schedule.warmup_steps",
     "strategy.offload": "strategy.offload_optimizer",
+    "strategy.offload.optimizer": "strategy.offload_optimizer",
+    "strategy.offload.parameters": "strategy.offload_parameters",
+    "model.config.vocab": "shape.vocab",
+    "model.config.tie_embeddings": "shape.tied",
+    "model.config.dropout": "shape.hidden_dropout",
+    "data.train.weight": "data.weights",
+    "data.more.weight": "data.weights",
     "strategy.reduce_bucket": "strategy.reduce_bucket_elements",
     "strategy.allgather_bucket": "strategy.allgather_bucket_elements",
     "strategy.prefetch_bucket": "strategy.prefetch_bucket_elements",
@@ -165,23 +181,30 @@ def note_texts(plan: Plan) -> list[str]:
     return [reason for key, reason in plan.reasons.items() if key.startswith(NOTES)]
 
 
-def explain(plan: Plan, key: str) -> list[Row]:
+def explain(plan: Plan, key: str, config: RunConfig | None = None) -> list[Row]:
     """The values at a plan path and below it ("batch", "batch.micro_batch"), each with its reason.
 
-    A run file's key (train.micro_batch) is taken for the plan's (batch.micro_batch). A value without a reason of its
-    own has that of what it is part of.
+    A run file's key (train.micro_batch) is taken for the plan's (batch.micro_batch); one that the plan does not keep is
+    told from `config`, the run file. A value without a reason of its own has that of what it is part of.
 
     Raises:
         PlanError: there is no such path; the nearest are named.
     """
     values = dict(flatten(plan.model_dump(mode="json", exclude={"reasons"})))
     known = values.keys() | plan.reasons.keys()
-    path = _IN_PLAN.get(key) or (key if _below(key, known) else _of_the_plan(key, known))
+    path = _IN_PLAN.get(key) or (key if _below(key, known) else None)
+    if path is None and is_asked(key) and not key.startswith("model.config."):
+        return [asked_row(key, config)]
+    path = path or _of_the_plan(key, known)
+    if path is None and is_asked(key):
+        return [asked_row(key, config)]
     if path is None:
         near = get_close_matches(key, [*sorted(known), *_IN_PLAN], n=3, cutoff=0.4) or sorted(plan.reasons)[:3]
         raise PlanError(f"the plan has no value {key!r}", fix=f"for example --explain {', '.join(near)}")
     names = dict.fromkeys([*_below(path, plan.reasons), *_below(path, values)])
-    return [(name, _text(values.get(name, "")), _reason(plan, name)) for name in names]
+    rows = [(name, _text(values.get(name, "")), _reason(plan, name)) for name in names]
+    aside = without_effect(key)
+    return [(name, value, f"{why}; {aside}" if aside else why) for name, value, why in rows]
 
 
 def _reason(plan: Plan, name: str) -> str:
