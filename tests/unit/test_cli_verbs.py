@@ -27,6 +27,7 @@ from headway.run.lock import JobLock
 from headway.run.paths import RunDir
 
 PLAN = plan_of(SMALL, LAPTOP)
+LOADED = SimpleNamespace(config=None)
 
 
 class Calls:
@@ -54,7 +55,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, answer: Any) -> Calls:
 
 
 def planned(*verdicts: Verdict) -> SimpleNamespace:
-    return SimpleNamespace(plan=PLAN, report=Report(verdicts or (green("disk", "room"),)), loaded=None)
+    return SimpleNamespace(plan=PLAN, report=Report(verdicts or (green("disk", "room"),)), loaded=LOADED)
 
 
 def made_run(name: str, plan: Plan = PLAN, steps: int = 4) -> RunDir:

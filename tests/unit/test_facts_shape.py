@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from headway.config.schema import ModelArch
 from headway.errors import ModelError
-from headway.facts import shape as shape_module
+from headway.facts import probing
 from headway.facts.architectures import ARCHITECTURES, SCRATCH
 from headway.facts.model_config import scratch_config
 from headway.facts.shape import shape_of
@@ -115,15 +115,17 @@ def test_an_unknown_architecture_is_probed(monkeypatch: pytest.MonkeyPatch, tmp_
     script = tmp_path / "probe.py"
     script.write_text(
         "import json, sys\n"
-        f"assert json.load(open(sys.argv[-1])) == {config!r}\n"
+        f"assert json.load(open(sys.argv[3])) == {config!r}\n"
         "print('a line of chatter')\n"
         f"print({json.dumps(shape.model_dump(mode='json'))!r})\n"
     )
     stub = tmp_path / "python"
-    stub.write_text(f'#!/bin/sh\nexec {shape_module.sys.executable!r} "{script}" "$@"\n')
+    stub.write_text(f'#!/bin/sh\nexec {probing.sys.executable!r} "{script}" "$@"\n')
     stub.chmod(0o755)
-    monkeypatch.setattr(shape_module.sys, "executable", str(stub))
+    monkeypatch.setattr(probing.sys, "executable", str(stub))
+    monkeypatch.setattr(probing, "CACHE", tmp_path / "kept")
     assert shape_of(config) == shape
     script.write_text("import sys; sys.exit('KeyError: no such architecture')\n")
     with pytest.raises(ModelError, match=r"mamba.*no such architecture"):
-        shape_of(config)
+        shape_of({**config, "state_size": 32})
+    assert shape_of(config) == shape  # kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,9 @@ def test_a_price_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text(SHIPPED.read_text().replace("share_of_price: 0.5", "share_of_price: 5"))
     with pytest.raises(PlanError, match=r"spot\.share_of_price"):
         read_prices(path)
+    path.write_text(re.sub(r"low: [\d.]+", "low: 999", SHIPPED.read_text(), count=1))
+    with pytest.raises(PlanError, match="must go up: low 999"):
+        read_prices(path)
     with pytest.raises(PlanError, match="no such price file"):
         read_prices(tmp_path / "none.yaml")
 
@@ -156,3 +160,10 @@ def test_prices_from_memory_are_marked() -> None:
     assert {name for name, price in devices.items() if price.unchecked} == {"V100-SXM2-32GB"}
     undated = {name for name, price in devices.items() if not price.unchecked and "20" not in price.source}
     assert not undated
+
+
+def test_a_section_that_is_none_names_its_own_entries(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("name: lab\nprice: 3\n")
+    with pytest.raises(PlanError, match=r"price: holds no entries\n.*with low, usual, high"):
+        wanted_cluster(str(path))

@@ -44,3 +44,29 @@ def test_a_config_that_cannot_be_built_is_one_line(tmp_path: Path, capsys: pytes
     file.write_text(json.dumps({"model_type": "lama"}))
     assert probe.main([str(file)]) == 3
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_layer_of_experts_that_no_host_could_hold_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A parameter of 2 TB: nothing of it may pass through the host's memory."""
+    small = {"model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 101, "intermediate_size": 64,
+             "num_experts_per_tok": 2}  # fmt: skip
+    large = small | {"hidden_size": 2**15, "num_experts": 256, "moe_intermediate_size": 2**15}
+    shape = probed(tmp_path, capsys, large)
+    assert shape.experts is not None
+    assert shape.experts.parameters == 256 * 3 * 2**30
+
+
+@pytest.mark.parametrize(("arch", "why"), [("t5", "an encoder with a decoder"), ("modernbert", "has none")])
+def test_what_continues_no_text_is_refused_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str, why: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": arch}))
+    assert probe.main([str(file)]) == 3
+    said = capsys.readouterr().err
+    assert f"no model that continues a text of the architecture {arch}" in said
+    assert why in said
+    assert "task: classification" in said

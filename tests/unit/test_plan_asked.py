@@ -91,5 +91,5 @@ def test_what_the_run_file_says_is_shown(key: str, value: str, why: str) -> None
 
 
 def test_an_unknown_key_is_refused_with_near_ones() -> None:
-    with pytest.raises(PlanError, match="no value 'data.wrokers'"):
+    with pytest.raises(PlanError, match=r"no value 'data\.wrokers'"):
         explain(plan_of(SMALL, LAPTOP), "data.wrokers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,16 @@ def test_a_model_that_fits_nowhere_says_what_would_be_needed() -> None:
     assert "fits on 32 devices like these" in text
     with pytest.raises(PlanError, match="GiB of memory for each of 2 processes"):
         plan_of(LLAMA_8B, LAPTOP, "launch={processes: 2}")
+
+
+def test_a_host_that_is_too_small_is_named_as_that() -> None:
+    bare = A100_8.model_copy(update={"host_memory_bytes": 2**30})
+    with pytest.raises(PlanError) as caught:
+        plan_of(LLAMA_8B, bare, vocab=128_000)
+    text = str(caught.value)
+    assert "zero-3: host memory 16.0 of 0.0 GiB; process, libraries and loader 2.0" in text
+    assert "devices like these" not in text  # more of them would help nobody
+    assert re.search(r"would need \d+\.\d GiB of memory a device and 16 GiB a host", text)
 
 
 def test_the_users_strategy_is_kept_even_where_it_does_not_fit() -> None:

@@ -76,7 +76,7 @@ def test_every_family_has_its_best_setting_or_its_reason(llama: str) -> None:
         assert candidate.forecast.device_bytes == sum(item.device_bytes for item in candidate.forecast.items)
         assert candidate.plan.batch.slots == candidate.plan.batch.global_sequences
     slowest = found.candidates[-1].forecast.tokens_per_second
-    assert slowest < 0.9 * found.candidates[3].forecast.tokens_per_second  # parameters wait for the host's bus
+    assert slowest < 0.95 * found.candidates[3].forecast.tokens_per_second  # the update waits for the host
 
 
 def test_ddp_is_enough_for_a_small_model(tmp_path: Path) -> None:
@@ -285,3 +285,23 @@ def test_more_devices_than_sequences_are_no_use(tmp_path: Path) -> None:
     assert found.scales[0].forecast is not None
     assert found.scales[1].forecast is None
     assert "fewer than the devices" in found.scales[1].reason
+
+
+def test_how_weights_are_stored_changes_a_note_alone(tmp_path: Path, llama: str) -> None:
+    plan, _ = ahead(llama, "8xH100-80GB")
+    (tmp_path / "stored").mkdir()
+    stored = LLAMA | {"quantization_config": {"quant_method": "fp8"}}
+    quantised, _ = ahead(written(tmp_path / "stored", stored), "8xH100-80GB")
+    assert quantised.memory == plan.memory
+    assert any("quantised (fp8)" in reason for key, reason in quantised.reasons.items() if key.startswith("notes."))
+
+
+def test_the_task_of_a_model_alone_is_known_before_its_shape(llama: str) -> None:
+    causal, _ = ahead(llama, "8xH100-80GB")
+    labels, _ = ahead(llama, "8xH100-80GB", "task.kind=classification")
+    assert causal.shape.parameters - labels.shape.parameters == 32000 * 4096 - 2 * 4096
+
+
+def test_an_empty_key_explains_nothing(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", llama, "--on", "8xH100", "--explain", ""]) == 2
+    assert "no value ''" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from headway.facts.catalogue import find_model, near_models
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, read_cluster
 from headway.facts.hardware import machine_of
-from headway.facts.model_config import locate_pretrained, read_config
+from headway.facts.model_config import locate_pretrained, read_config, sequence_notes, stored_notes
 from headway.facts.prices import SHIPPED, PriceTable, read_prices
 from headway.facts.schema import ClusterFacts
 from headway.facts.shape import shape_of
@@ -29,7 +29,7 @@ from headway.plan.forecast import Basis
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.outlook import Outlook, Question, outlook
 from headway.plan.schema import Plan
-from headway.plan.whatif import TOKENS_PER_PARAMETER, data_for, run_for
+from headway.plan.whatif import TOKENS_PER_PARAMETER, data_for, run_for, task_for
 
 # Where `headway calibrate` writes unless told otherwise: found again by every plan from the same folder.
 CALIBRATED = Path(".headway/cluster.yaml")
@@ -135,17 +135,17 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
     if inquiry.model is None:
         raise PlanError("there is nothing to plan", fix="name a run file, or a model: --model PATH_or_config.json")
     config = model_config(inquiry.model)
-    shape = shape_of(config)
+    section, changes = {"from": inquiry.model}, [*inquiry.overrides, *elsewhere]
+    shape = shape_of(config, task_for(section, changes))
     devices = cluster.hosts * cluster.devices_per_host if cluster.device == "cuda" else 1
-    loaded = run_for({"from": inquiry.model}, shape, [*inquiry.overrides, *elsewhere], devices)
+    loaded = run_for(section, shape, changes, devices)
     data, asked = data_for(loaded.config, shape.vocab), loaded.config
-    if asked.task.kind == "classification":
-        shape = shape_of(config, asked.task.kind)
     if asked.adapter is not None:
         shape = with_adapter(shape, config, asked.adapter.rank, asked.adapter.targets)
     name = Path(inquiry.model).absolute()
     called = name.parent.name if name.name == "config.json" else name.name.removesuffix(".json")
-    return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model)
+    notes = (*stored_notes(config), *sequence_notes(config, asked.train.sequence))
+    return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model, notes=notes)
 
 
 def _located(name: str) -> dict[str, Any]:

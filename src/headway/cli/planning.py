@@ -93,7 +93,7 @@ def run(options: Namespace) -> int:
         from headway.cli.page import page
 
         _write(options.html, page(found))
-    if options.explain:
+    if options.explain is not None:
         tables.print_explained(plan, options.explain, planned.loaded.config)
     elif options.json:
         from headway.plan.outlook import as_json

@@ -106,7 +106,7 @@ def resolve_model(model: ModelConfig, *, vocab: int, sequence: int, base: Path, 
     if task != "classification":
         _require_decoder(config, folder, task)
     check_fit(config, vocab=vocab, sequence=sequence, where=str(folder))
-    return ModelOrigin(config, folder, revision, (*notes, *sequence_notes(config, sequence)))
+    return ModelOrigin(config, folder, revision, (*notes, *stored_notes(config), *sequence_notes(config, sequence)))
 
 
 def _require_decoder(config: dict[str, Any], folder: Path, task: str) -> None:
@@ -177,6 +177,18 @@ def check_fit(config: dict[str, Any], *, vocab: int, sequence: int, where: str) 
         problems.append(Problem("train.sequence", rule, sequence, f"train.sequence={longest}"))
     if problems:
         raise ModelError(problems=problems)
+
+
+def stored_notes(config: dict[str, Any]) -> tuple[str, ...]:
+    """What to say of weights that are stored in few bits: the run refuses to train them, the plan counts them all."""
+    stored = config.get("quantization_config")
+    if not stored:
+        return ()
+    how = stored.get("quant_method", "few bits") if isinstance(stored, dict) else stored  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return (
+        f"the config says that the weights are quantised ({how}): such weights cannot be trained as they are; planned "
+        "as the unquantised model, which the run needs (adapter.kind: qlora quantises it by itself)",
+    )
 
 
 def sequence_notes(config: dict[str, Any], sequence: int) -> tuple[str, ...]:

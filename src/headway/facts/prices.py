@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headway.errors import PlanError, Problem
 from headway.facts.reading import read_facts
@@ -20,11 +21,17 @@ class Price(Facts):
     unchecked: written down from memory, not read off an offer.
     """
 
-    low: float = Field(ge=0)
-    usual: float = Field(ge=0)
-    high: float = Field(ge=0)
+    low: float = Field(ge=0, allow_inf_nan=False)
+    usual: float = Field(ge=0, allow_inf_nan=False)
+    high: float = Field(ge=0, allow_inf_nan=False)
     source: str = ""
     unchecked: bool = False
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low <= self.usual <= self.high:
+            raise ValueError(f"must go up: low {self.low:g}, usual {self.usual:g}, high {self.high:g}")
+        return self
 
 
 class Spot(Facts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
@@ -34,7 +34,7 @@ def _problem(finding: dict[str, Any], source: Source, kind: type[Facts]) -> Prob
     line = next((source.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in source.lines), None)
     fix, rule, value = "", str(finding["msg"]).removeprefix("Value error, "), finding["input"]
     if finding["type"] == "model_type":
-        rule, value, fix = "holds no entries", None, f"lines of `name: value`, with {', '.join(kind.model_fields)}"
+        rule, value, fix = "holds no entries", None, f"lines of `name: value`, with {', '.join(_entries(kind, path))}"
     elif finding["type"] == "extra_forbidden":
         rule = "is no entry of this file"
         fix = f"known here: {', '.join(kind.model_fields)}" if len(path) == 1 else "drop it, or check its spelling"
@@ -42,4 +42,17 @@ def _problem(finding: dict[str, Any], source: Source, kind: type[Facts]) -> Prob
         rule, value, fix = "is required", None, "add it"
     shown = None if isinstance(value, dict | list) else value
     place = source.name if line is None else f"{source.name}:{line}"
-    return Problem(".".join(map(str, path)) or source.name, rule, shown, fix, place)
+    return Problem(".".join(map(str, path)) or "the file", rule, shown, fix, place)
+
+
+def _entries(kind: type[Facts], path: tuple[str | int, ...]) -> list[str]:
+    """Names of the entries of the section at `path`."""
+    for part in path:
+        info = kind.model_fields.get(str(part))
+        inner = info.annotation if info else None
+        kind = next((each for each in (inner, *get_args(inner)) if _is_section(each)), kind)
+    return list(kind.model_fields)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Facts)

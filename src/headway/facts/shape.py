@@ -22,13 +22,14 @@ def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
 
     llama, mistral, qwen2, qwen3, gemma, gemma2, gpt2, gpt_neox, phi and bert by formula, exact, and the causal models
     of `headway.facts.counting`; any other architecture is built on the meta device by
-    `python -m headway.model.probe`, in a process of its own.
+    `python -m headway.model.probe`, in a process of its own. How the weights are stored (`quantization_config`) changes
+    no shape.
 
     Raises:
         ModelError: a needed field is missing, or the probe cannot build the model.
     """
     arch = ARCHITECTURES.get(str(config.get("model_type")))
-    plain = "quantization_config" not in config and not config.get("add_cross_attention")
+    plain = not config.get("add_cross_attention")
     drops = {"hidden_dropout": drops_hidden(config), "attention_dropout": drops_attention(config)}
     if plain and task == "causal_lm" and (counted := count_shape(config)) is not None:
         return counted.model_copy(update=drops)

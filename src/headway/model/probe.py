@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape
 from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.schema import ExpertShape, ModelShape
 from headway.model.own import NO_SOURCE, call_factory, callable_layers, is_source, load_factory, own_shape
-from headway.model.skeleton import build_skeleton, linear_layers, model_class, read_config
+from headway.model.skeleton import build_empty, build_skeleton, linear_layers, model_class, read_config
 from headway.plan.schema import ModelPlan
 
 # How transformers' architectures name the gate of a gated MLP.
@@ -63,6 +64,18 @@ def shape_of_model(model: Any) -> ModelShape:
         hidden_dropout=drops_hidden(config.to_dict()),
         attention_dropout=drops_attention(config.to_dict()),
     )
+
+
+def _built(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """On the meta device altogether: a skeleton's parameters pass through the host, tens of GB of a layer's experts.
+
+    An architecture whose constructor reads its buffers is built as a skeleton after all.
+    """
+    try:
+        with torch.device("meta"):
+            return build_empty(kind, config)
+    except (ModelError, NotImplementedError):
+        return build_skeleton(kind, config)
 
 
 def experts_of(model: Any, config: Any) -> ExpertShape | None:
@@ -197,7 +210,7 @@ def main(arguments: list[str]) -> int:
                 asked.read.write_text(json.dumps(read), encoding="utf-8")
             return 0
         config = read_config(content)
-        model = build_skeleton(model_class(config, asked.task), config)
+        model = _built(model_class(config, asked.task), config)
         if not asked.rank:
             print(shape_of_model(model).model_dump_json())
             return 0

@@ -33,6 +33,11 @@ AUTO_CLASSES: dict[str, Any] = {
     "preference": AutoModelForCausalLM,
     "classification": AutoModelForSequenceClassification,
 }
+_HEADS: dict[Any, str] = {
+    AutoModelForCausalLM: "model that continues a text",
+    AutoModelForSequenceClassification: "classifier",
+}
+_OR_CLASSIFY = "; an encoder can be trained with task: classification"
 
 
 def read_config(config: dict[str, Any]) -> PreTrainedConfig:
@@ -55,8 +60,10 @@ def model_class(config: PreTrainedConfig, task: str = "causal_lm") -> type[PreTr
     auto = AUTO_CLASSES.get(task, AutoModelForCausalLM)
     found = auto._model_mapping.get(type(config), None)
     if found is None:
-        known = auto.__name__.removeprefix("AutoModelFor")
-        raise ModelError(f"the architecture {config.model_type} has no {known} model", fix="choose another model")
+        both = getattr(config, "is_encoder_decoder", False)
+        why = ": it is an encoder with a decoder, and needs both" if both else f" ({auto.__name__} has none)"
+        rule = f"transformers has no {_HEADS[auto]} of the architecture {config.model_type}{why}"
+        raise ModelError(rule, fix=f"choose another model{'' if task == 'classification' else _OR_CLASSIFY}")
     return found[0] if isinstance(found, tuple | list) else found
 
 

@@ -114,7 +114,7 @@ def device_limit_bytes(cluster: ClusterFacts, processes: int) -> int:
 
 def host_limit_bytes(cluster: ClusterFacts) -> int:
     """What all processes of a host may use of its memory together."""
-    return int(USABLE_SHARE * cluster.host_memory_bytes - SYSTEM_BYTES)
+    return max(0, int(USABLE_SHARE * cluster.host_memory_bytes - SYSTEM_BYTES))
 
 
 def estimate_memory(request: MemoryRequest) -> MemoryPlan:

@@ -86,17 +86,18 @@ def misfit(memory: MemoryPlan, request: StrategyRequest) -> str:
     """'93.4 of 72.0 GiB; activations 41.2'; on the host where that is what is too small."""
     cluster = request.memory.cluster
     on_device = used_bytes(memory, cluster)
-    device_only = cluster.device == "cuda" and on_device > memory.device_limit_bytes
+    too_large = on_device > memory.device_limit_bytes
+    shared = cluster.device == "cpu"  # the device's memory is the host's
 
     def counted(item: MemoryItem) -> int:
-        return item.device_bytes + (0 if device_only else item.host_bytes)
+        return item.device_bytes * (shared or too_large) + item.host_bytes * (shared or not too_large)
 
     largest = max(memory.items, key=counted)
-    size = counted(largest) / GIB
-    if on_device > memory.device_limit_bytes:
-        return f"{on_device / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB; {largest.name} {size:.1f}"
+    size = f"; {largest.name} {counted(largest) / GIB:.1f}" if counted(largest) else ""
+    if too_large:
+        return f"{on_device / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB{size}"
     host = memory.host_bytes * min(request.memory.processes, cluster.devices_per_host)
-    return f"host memory {host / GIB:.1f} of {host_limit_bytes(cluster) / GIB:.1f} GiB; {largest.name} {size:.1f}"
+    return f"host memory {host / GIB:.1f} of {host_limit_bytes(cluster) / GIB:.1f} GiB{size}"
 
 
 def _rungs(request: StrategyRequest) -> Iterator[Rung]:
@@ -258,19 +259,19 @@ def _what_would_fit(request: StrategyRequest) -> str:
     strategy = deepspeed(request, 3, offload_optimizer=False, offload_parameters=False)
     on = request.checkpointing if request.checkpointing != "auto" else True
     setting = replace(base, strategy=strategy, activation_checkpointing=on)
+    smaller = "a smaller model, a shorter train.sequence" + ", a smaller train.micro_batch" * (base.micro_batch > 1)
     processes = base.processes
     while base.cluster.device == "cuda" and processes < _MOST_PROCESSES:
         processes *= 2
         memory = estimate_memory(replace(setting, processes=processes))
-        if memory.device_bytes <= memory.device_limit_bytes:
+        if fits(memory, base.cluster, processes):
             return (
                 f"zero-3 with activation checkpointing fits on {processes} devices like these "
-                f"({memory.device_bytes / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB each); "
-                "or a smaller model, a shorter train.sequence"
+                f"({memory.device_bytes / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB each); or {smaller}"
             )
     rung, memory = min(
         ((rung, _estimate(request, rung)) for rung in _rungs(request)),
-        key=lambda found: used_bytes(found[1], base.cluster),
+        key=lambda found: _missing(found[1], request),
     )
     needed = f"{used_bytes(memory, base.cluster) / GIB:.1f} GiB of memory"
     if base.cluster.device == "cpu":
@@ -278,4 +279,12 @@ def _what_would_fit(request: StrategyRequest) -> str:
     else:
         host = memory.host_bytes * min(base.processes, base.cluster.devices_per_host)
         what = f"{needed} a device and {host / GIB:.0f} GiB a host"
-    return f"{rung.label} would need {what}; or a smaller model, a shorter train.sequence, fewer processes"
+    return f"{rung.label} would need {what}; or {smaller}, fewer processes"
+
+
+def _missing(memory: MemoryPlan, request: StrategyRequest) -> int:
+    """Bytes that it lacks, on the device and on the host."""
+    cluster = request.memory.cluster
+    host = memory.host_bytes * min(request.memory.processes, cluster.devices_per_host)
+    on_host = host - host_limit_bytes(cluster) if cluster.device == "cuda" else 0
+    return max(0, used_bytes(memory, cluster) - memory.device_limit_bytes) + max(0, on_host)

@@ -25,18 +25,23 @@ def run_for(model: Mapping[str, Any], shape: ModelShape, overrides: Sequence[str
     """
     sequence = min(_USUAL_SEQUENCE, shape.max_sequence or _USUAL_SEQUENCE)
     batch = next((tokens for most, tokens in _USUAL_BATCH_TOKENS if shape.parameters <= most), _LARGE_BATCH_TOKENS)
-    data = {
-        "name": "what-if",
-        "model": dict(model),
-        "data": {"train": ["*.txt"]},
-        "train": {
-            "length": f"{TOKENS_PER_PARAMETER * shape.parameters} tokens",
-            "sequence": sequence,
-            "global_batch": f"{max(batch, sequence * devices)} tokens",
-        },
-        "optimizer": {"lr": 3e-4},
+    train = {
+        "length": f"{TOKENS_PER_PARAMETER * shape.parameters} tokens",
+        "sequence": sequence,
+        "global_batch": f"{max(batch, sequence * devices)} tokens",
     }
-    return from_mapping(data, where="--model", base=Path(), overrides=overrides)
+    return _run(model, train, overrides)
+
+
+def task_for(model: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The task that the overrides ask for: known before the shape, which its head belongs to."""
+    train = {"length": "1 step", "sequence": _USUAL_SEQUENCE, "global_batch": f"{_LARGE_BATCH_TOKENS} tokens"}
+    return _run(model, train, overrides).config.task.kind
+
+
+def _run(model: Mapping[str, Any], train: dict[str, Any], overrides: Sequence[str]) -> LoadedRun:
+    data = {"name": "what-if", "model": dict(model), "data": {"train": ["*.txt"]}, "train": train}
+    return from_mapping(data | {"optimizer": {"lr": 3e-4}}, where="--model", base=Path(), overrides=overrides)
 
 
 def data_for(config: RunConfig, vocab: int) -> DataFacts:
