@@ -110,7 +110,7 @@ def _asked(answer: type[_Answer], config: dict[str, Any], options: Sequence[str]
         except subprocess.TimeoutExpired as error:
             what = f"the probe of the model {name!r} did not end within {_PROBE_SECONDS:.0f} s"
             raise ModelError(what, fix=f"run `{' '.join(command[1:])}` by hand to see where it hangs") from error
-        files = json.loads(read.read_text(encoding="utf-8")) if read.is_file() else {}
+        files: dict[str, str] = json.loads(read.read_text(encoding="utf-8")) if read.is_file() else {}
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
@@ -54,5 +54,5 @@ def _entries(kind: type[Facts], path: tuple[str | int, ...]) -> list[str]:
     return list(kind.model_fields)
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: Any) -> TypeGuard[type[Facts]]:
     return isinstance(kind, type) and issubclass(kind, Facts)

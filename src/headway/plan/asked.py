@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from headway.config.fields import write_amount
 from headway.config.keys import field_at, fields
@@ -91,7 +91,7 @@ def _said(key: str, config: RunConfig | None) -> str:
     value: Any = config
     for part in key.split("."):
         if isinstance(value, tuple):  # of several sources, the first
-            value = value[0] if value else None
+            value = next(iter(cast("tuple[Any, ...]", value)), None)
         if not isinstance(value, Section):
             return "not said"
         value = getattr(value, dict(_names(value)).get(part, part))
