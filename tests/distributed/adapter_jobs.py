@@ -47,21 +47,14 @@ def straight_and_resumed(plan: Plan, steps: int, at: int) -> dict[str, Any]:
 
 
 def curves_and_resumed(plans: list[Plan], steps: int, resumed: Plan) -> dict[str, Any]:
-    """A report a plan, and what `straight_and_resumed` finds of the last, in one process group."""
-    reports = [train_and_report(plan, steps) for plan in plans]
+    """A report a plan with what this rank's engine holds of its base, and what `straight_and_resumed` finds of the
+    last, in one process group."""
+    reports = [train_and_report(plan, steps, look=held_base) for plan in plans]
     return {"reports": reports, **straight_and_resumed(resumed, 4, 2)}
 
 
-def curves_and_base(plans: list[Plan], steps: int, resumed: Plan) -> dict[str, Any]:
-    """As `curves_and_resumed`, with what each plan's engine holds of its base, of this rank."""
-    bases = [held_base(plan) for plan in plans]
-    return {"bases": bases, **curves_and_resumed(plans, steps, resumed)}
-
-
-def held_base(plan: Plan) -> dict[str, Any]:
-    """After a step: bytes of packed weights between steps, and each layer's packed bytes and scales when gathered."""
-    engine, task = prepare(plan)
-    _losses(engine, task, plan, range(1, 2))
+def held_base(engine: Engine) -> dict[str, Any]:
+    """Bytes of packed weights between steps, and each layer's packed bytes and scales when it is gathered."""
     layers = held_layers(engine.module)
     shares = sum(getattr(layer.weight, "ds_tensor", layer.weight).nbytes for layer in layers.values())
     bits: dict[str, bytes] = {}
@@ -69,7 +62,6 @@ def held_base(plan: Plan) -> dict[str, Any]:
         with _whole(layer.weight):
             packed = layer.weight.detach().view(torch.uint8).numpy().tobytes()
         bits[name] = packed + b"".join(scale.numpy().tobytes() for scale in scales_of(layer))
-    engine.close()
     return {"shares": shares, "bits": bits}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,13 @@ def gathered_state(engine: Engine) -> tuple[State, dict[str, float]]:
     return whole, own.scalars
 
 
-def train_and_report(plan: Plan, steps: int, refused: int | None = None) -> dict[str, Any]:
-    """Losses, norms, final weights and gathered state; the step `refused` is discarded by the guard."""
+def train_and_report(
+    plan: Plan, steps: int, refused: int | None = None, look: Callable[[Engine], Any] | None = None
+) -> dict[str, Any]:
+    """Losses, norms, final weights and gathered state; the step `refused` is discarded by the guard.
+
+    look: its finding is `seen`, of the engine after the last step.
+    """
     engine, task = prepare(plan)
     counted = _count_exchanges(engine, plan)
     losses, norms, applied = [], [], []
@@ -113,8 +119,10 @@ def train_and_report(plan: Plan, steps: int, refused: int | None = None) -> dict
     evaluation = engine.evaluate(micro_batches(99, plan, task)).means()
     state, scalars = gathered_state(engine)
     weights = {name: tensor.clone() for name, tensor in engine.full_weights()}
+    seen = look(engine) if look else None
     engine.close()
     return {
+        "seen": seen,
         "losses": losses,
         "norms": norms,
         "applied": applied,

@@ -21,7 +21,7 @@ from tests.distributed.ranks import run_ranks
 MODEL = CONFIG | {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 6}
 PARAMETERS = shape_of(MODEL).parameters
 BOUND = 0.01  # padding of the partitions and rotary tables; measured: at most 0.005
-HELD_BOUND = 0.05
+HELD_BOUND = 0.02  # the same odd bytes beside less: at most 0.011
 
 pytestmark = pytest.mark.distributed
 
@@ -89,7 +89,7 @@ def test_states_per_rank(strategy: str, precision: str, tmp_path: Path) -> None:
         assert size == pytest.approx(expected, rel=BOUND), f"rank {rank}: {size / PARAMETERS:.3f} bytes a parameter"
 
 
-@pytest.mark.parametrize(("strategy", "precision"), [("zero-2", "bf16"), ("zero-3", "bf16"), ("zero-3", "fp32")])
+@pytest.mark.parametrize(("strategy", "precision"), [("zero-2", "bf16"), ("zero-3", "bf16")])
 def test_states_per_rank_beside_a_base_in_4_bits(strategy: str, precision: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="the extra `qlora` is not installed")
     config = MODEL | {"intermediate_size": 384}  # rows of whole blocks, as a CPU needs

@@ -13,8 +13,8 @@ from bitsandbytes.nn.modules import Linear4bit
 class _Product(torch.autograd.Function):
     """bitsandbytes' products, forward and backward, with the weight saved as the parameter that it is.
 
-    Its own function (0.50.2) keeps a view of the weight: under ZeRO-3 the memory of every gathered weight would stay
-    until the backward pass has used it, with and without recomputation.
+    Its own function (0.50.2) keeps a view of the weight on its context: under ZeRO-3 the gathered weights of 25 of 28
+    layers and more were alive after the forward pass, with and without recomputation, where DeepSpeed was to keep none.
     """
 
     @staticmethod
