@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.diagnose.patterns import Strength
-from headway.diagnose.signatures import EXCEPTION, LAUNCHERS_OWN, NO_ERROR, SAID_ALOUD, recognise
+from headway.diagnose.signatures import EXCEPTION, LAUNCHERS_OWN, SAID_ALOUD, is_no_error, possible, recognise
 from headway.diagnose.streams import Line, read
 from headway.errors import Problem, UserError
 
@@ -188,11 +188,12 @@ def _errors(lines: Sequence[Line]) -> list[_Seen]:
     found: list[_Seen] = []
     aloud: list[_Seen] = []
     ends = dict(_ends_of_tracebacks(lines))
+    among = possible("\n".join(line.text for line in lines))
     for order, line in enumerate(lines):
         text = line.text.strip()
-        if not text or NO_ERROR.search(text):
+        if not text or is_no_error(text):
             continue
-        known = recognise(text) if _may_be_error(line.text) else None
+        known = recognise(text, among) if _may_be_error(line.text) else None
         if known is not None:
             signature, match = known
             cause, fix = signature.words(match)
@@ -201,14 +202,20 @@ def _errors(lines: Sequence[Line]) -> list[_Seen]:
             continue
         if LAUNCHERS_OWN.search(text):
             continue
-        fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
         if order in ends or (EXCEPTION.match(text) is not None and line.text[:1] not in " \t"):
             if not _heads(lines, order):
-                found.append(_Seen(line, ends.get(order, "strong"), "other", _OTHER, fix, order))
+                found.append(_unknown(lines, order, ends.get(order, "strong")))
         elif SAID_ALOUD.match(text):
-            aloud.append(_Seen(line, "echo", "other", _OTHER, fix, order))
+            aloud.append(_unknown(lines, order, "echo"))
     found = _without_chains(found, lines)
     return found + aloud if all(one.strength == "launcher" for one in found) else found
+
+
+def _unknown(lines: Sequence[Line], order: int, strength: Strength) -> _Seen:
+    """An error that no signature knows."""
+    line = lines[order]
+    fix = _own_fix(lines, order) or f"read the lines above {line.file}:{line.number}"
+    return _Seen(line, strength, "other", _OTHER, fix, order)
 
 
 def _heads(lines: Sequence[Line], order: int) -> bool:
@@ -229,7 +236,7 @@ def _ends_of_tracebacks(lines: Sequence[Line]) -> Iterator[tuple[int, Strength]]
         stream = (line.file, line.rank, line.host)
         if line.text.startswith(_IGNORED):
             ignored.add(stream)
-        elif _TRACEBACK.search(line.text):
+        elif "Traceback" in line.text and _TRACEBACK.search(line.text):
             indent = 2 if line.text.lstrip().startswith("traceback : ") else 0  # in torchrun's closing table
             begun[stream] = indent, "echo" if stream in ignored else "strong"
             ignored.discard(stream)

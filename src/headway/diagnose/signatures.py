@@ -370,7 +370,7 @@ SIGNATURES: tuple[Signature, ...] = (
     sign(
         "killed",
         r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by SIGKILL"
-        r"|^(?:\S+: line \d+:\s+\d+ Killed\b|Killed(?:\s+\S*python.*)?$)|return code 137|exit code:? 137"
+        r"|^\S+: line \d+:\s+\d+ Killed\b|^Killed(?:\s+\S*python.*)?$|return code 137|exit code:? 137"
         r"|died with <Signals\.SIGKILL|terminated with signal SIGKILL|exited on signal 9\b"
         r"|srun: error: \S+: tasks? [\d,-]+: Killed",
         "the rank was killed from outside (SIGKILL): the kernel does so where the host's memory runs out",
@@ -447,15 +447,24 @@ EXCEPTION = re.compile(
 LAUNCHERS_OWN = re.compile(
     r"ChildFailedError|CalledProcessError|torch\.distributed\.elastic|SignalException|ProcessRaisedException"
 )
-NO_ERROR = re.compile(r"^KeyboardInterrupt|Warning:|SystemExit")
 # Where no line names an error, one that begins so is one.
 SAID_ALOUD = re.compile(r"^\W{0,3}(?:RUNTIME ERROR|FATAL|CRITICAL|Fatal(?: Python)? error|ERROR)\b(?::|\]| )", re.ASCII)
 
 
-def recognise(line: str) -> tuple[Signature, re.Match[str]] | None:
+def is_no_error(text: str) -> bool:
+    return "Warning:" in text or "SystemExit" in text or text.startswith("KeyboardInterrupt")
+
+
+def possible(text: str) -> tuple[Signature, ...]:
+    """The signatures that may fit a line of this text: of a healthy log, few."""
+    plain = text.lower()
+    return tuple(one for one in SIGNATURES if not one.hints or any(hint in plain for hint in one.hints))
+
+
+def recognise(line: str, among: tuple[Signature, ...] = SIGNATURES) -> tuple[Signature, re.Match[str]] | None:
     """The first signature that fits a line."""
     plain = line.lower()
-    for signature in SIGNATURES:
+    for signature in among:
         if signature.hints and not any(hint in plain for hint in signature.hints):
             continue
         if match := signature.pattern.search(line):
