@@ -48,4 +48,4 @@ def probe_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are probed in this process, which has torch imported already."""
     from fakes.probing import IN_THIS_PROCESS
 
-    monkeypatch.setattr("headway.facts.shape.subprocess", IN_THIS_PROCESS)
+    monkeypatch.setattr("headway.facts.probing.subprocess", IN_THIS_PROCESS)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from fakes.adapters import ALPHA, RANK, adapted, lora_plan, pretrained, qlora_plan
@@ -25,7 +26,7 @@ from headway.export.compare import comparison
 from headway.export.folder import export_folder
 from headway.model.adapter import LoraSource
 from headway.model.naming import is_adapted, named_state, plain_name
-from headway.model.quantized import QloraSource, building_device, held_layers, quantizer_of
+from headway.model.quantized import QloraSource, Quantizer, building_device, held_layers, quantizer_of
 from headway.parallel.building import build_filled
 from headway.plan.quantizing import held_bytes, planned_bits
 from headway.task.causal_lm import CausalLM
@@ -196,6 +197,15 @@ def test_rows_that_a_cpu_gets_wrong_are_refused(tmp_path: Path) -> None:
     pretrained(tmp_path / "base")
     with pytest.raises(ModelError, match="rows of 32 weights wrongly"):
         adapted(QloraSource(qlora_plan(tmp_path / "base")))
+
+
+def test_weights_that_fill_no_whole_number_are_refused() -> None:
+    """bitsandbytes would cut the last off; on a CPU no rows of whole blocks are such."""
+    quantizer = Quantizer("nf4", False, torch.bfloat16, torch.bfloat16)
+    layer = quantizer.empty(nn.Linear(3, 2, device="meta"))
+    layer.weight = nn.Parameter(torch.empty(0, dtype=torch.bfloat16, device="meta"))
+    with pytest.raises(ModelError, match="2 x 3 weights cannot be packed"):
+        quantizer.fill(layer, torch.ones(2, 3))
 
 
 def test_after_a_run_the_base_is_quantised_where_it_was_trained(

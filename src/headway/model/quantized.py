@@ -11,7 +11,6 @@ documents it (`bnb_4bit_quant_storage`); their scales stay whole on every rank.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +30,6 @@ from headway.plan.quantizing import BLOCK
 from headway.plan.schema import AdapterPlan, Plan
 
 
-def _held_linear() -> Any:
-    return importlib.import_module("headway.model.four_bits").HeldLinear
-
-
 @dataclass(frozen=True)
 class Quantizer:
     """Makes 4-bit layers. stored: what weights are rounded to before they are quantised, and dequantised to."""
@@ -46,10 +41,12 @@ class Quantizer:
 
     def empty(self, layer: Any) -> Any:
         """A layer of the same shape and bias that holds no weights yet, and takes no memory for them."""
+        from headway.model.four_bits import HeldLinear
+
         shape, device = layer.weight.shape, layer.weight.device
         outputs, inputs = reversed(shape) if isinstance(layer, Conv1D) else shape
         bias: Any = getattr(layer, "bias", None)
-        made = _held_linear()(
+        made: Any = HeldLinear(
             inputs,
             outputs,
             bias=False,
@@ -69,6 +66,8 @@ class Quantizer:
         Raises ModelError on a CPU whose kernel would take other blocks' scales for it, and where the packed weight is
         no whole number of that dtype.
         """
+        from bitsandbytes.functional import quantize_4bit
+
         device, storage = layer.weight.device, layer.weight.dtype
         if device.type == "cpu" and layer.in_features % BLOCK:
             # bitsandbytes 0.50.2 there restarts its blocks at each row: values of up to twice the weight came back.
@@ -76,10 +75,10 @@ class Quantizer:
             raise ModelError(rule, fix="do this on a machine with a GPU")
         if tuple(weight.shape) != (layer.out_features, layer.in_features):
             raise ValueError(f"a weight of {list(weight.shape)} for {layer.out_features} x {layer.in_features}")
-        if weight.numel() % (2 * storage.itemsize):
+        if storage.itemsize > 1 and weight.numel() % (2 * storage.itemsize):
             rule = f"a layer of {layer.out_features} x {layer.in_features} weights cannot be packed into {storage}"
             raise ModelError(rule, fix="strategy=zero-2")
-        packed, state = importlib.import_module("bitsandbytes.functional").quantize_4bit(
+        packed, state = quantize_4bit(
             weight.to(device, self.stored).contiguous(),
             blocksize=BLOCK,
             compress_statistics=self.double,
