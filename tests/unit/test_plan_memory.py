@@ -148,7 +148,7 @@ def test_items_have_names_and_add_up() -> None:
     ]
     assert plan.device_bytes == sum(item.device_bytes for item in plan.items)
     gathered = next(item for item in plan.items if item.name == "gathered parameters")
-    assert gathered.device_bytes == 2 * (PAPER.largest_layer_parameters + 2 * 10**6)
+    assert gathered.device_bytes == 2 * (10**9 + 10**6)  # DeepSpeed keeps so many of a model of 7.5e9, and copies
 
 
 def test_overlap_needs_a_second_bucket_at_stages_1_and_2() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.errors import PlanError, Problem
 from headway.plan.explain import flatten
+from headway.plan.memory import LIVE_NUMBERS
 from headway.plan.schema import Plan, StrategyPlan
 
 NEVER = 2**31 - 1  # DeepSpeed prints every so many steps; Headway reports itself
@@ -77,8 +78,8 @@ def zero_section(strategy: StrategyPlan, *, on_gpu: bool) -> dict[str, Any]:
         zero |= {
             "stage3_prefetch_bucket_size": strategy.prefetch_bucket_elements,
             "stage3_param_persistence_threshold": strategy.persistence_threshold_elements,
-            "stage3_max_live_parameters": 10**9,
-            "stage3_max_reuse_distance": 10**9,
+            "stage3_max_live_parameters": LIVE_NUMBERS,
+            "stage3_max_reuse_distance": LIVE_NUMBERS,
             "sub_group_size": 10**9,
             "zero_quantized_weights": strategy.quantized_weights,
             "zero_quantized_gradients": strategy.quantized_gradients,

@@ -48,6 +48,7 @@ CPU_ALLOCATOR_SHARE = 0.20
 CUDA_HOST_BYTES = int(2.0 * GIB)
 # Left to the operating system on a CPU-only machine, once a host.
 SYSTEM_BYTES = 1 * GIB
+LIVE_NUMBERS = 10**9  # that ZeRO-3 may leave gathered between forward and backward (stage3_max_live_parameters)
 LOSS_CHUNK_BYTES = 1 * GIB  # fp32 logits above this are computed in pieces
 _CHUNK_MULTIPLE = 256
 
@@ -247,7 +248,8 @@ def _item(name: str, count: int, *, host: bool = False) -> MemoryItem:
 
 
 def _gathered(request: MemoryRequest) -> list[MemoryItem]:
-    """Whole parameters that stage 3 holds for a moment: the largest layer and what is fetched ahead of it.
+    """Whole parameters that stage 3 keeps: all that it may leave gathered, or the largest layer and what is fetched
+    ahead of it.
 
     What is fetched together arrives in one flat buffer and is copied out of it.
     """
@@ -255,7 +257,7 @@ def _gathered(request: MemoryRequest) -> list[MemoryItem]:
         return []
     ahead = request.strategy.prefetch_bucket_elements
     every, layer = gathered_numbers(request.shape, request.base_bits, request.element_bytes)
-    elements = min(every, layer + ahead) + min(every, ahead)
+    elements = min(every, max(LIVE_NUMBERS, layer + ahead)) + min(every, ahead)
     return [_item("gathered parameters", elements * request.element_bytes)]
 
 
