@@ -70,7 +70,7 @@ def test_what_has_no_effect_changes_neither_memory_nor_batch(key: str) -> None:
         ("data.workers", "2", "has no effect on memory or time: processes that tokenise"),
         ("runs", "runs-here", "has no effect on memory or time: where run directories"),
         ("certify", "optional", "has no effect on memory or time: whether the run must"),
-        ("track.mlflow.experiment", "nightly", "has no effect on memory or time: where figures are sent"),
+        ("track.mlflow.experiment", "nightly", "the item `trackers` of memory.items"),
         ("data.train.text_key", "body", "what was read is counted"),
         ("optimizer.eps", "1e-08", "has no effect on memory or time: a number in the update"),
         ("adapter.rank", "not said", "there is no adapter"),

@@ -38,12 +38,8 @@ ASIDE = {
     "launch.timeout": "how long a rank waits for the others before it gives up",
     "launch.grace": "how long a run may take to save when it is asked to stop",
     "launch.port": "where the ranks meet",
-    "launch.debug": "what NCCL and torch write; it slows a run, by how much is not planned",
+    "launch.debug": "what NCCL and torch write; the time that this takes is not planned",
     "certify": "whether the run must have a certificate first",
-    "track.mlflow": "where figures are sent; of memory, one item on a CPU: trackers",
-    "track.wandb": "where figures are sent; of memory, one item on a CPU: trackers",
-    "track.tensorboard": "where figures are written; of memory, one item on a CPU: trackers",
-    "track.own": "where figures are sent; what your own needs is not known",
     "export": "the model folder, after the last step",
 }
 # Keys that enter the plan by what they lead to.
@@ -59,6 +55,8 @@ LEADS_TO = {
     "adapter": "there is no adapter: all parameters are trained",
     "strategy.config": "what it says is in the values of strategy, optimizer and numerics; the rest in strategy.engine",
     "strategy.gradient_compression": "gradients are sent as they are",
+    "track": "where figures go: what the libraries hold is the item `trackers` of memory.items, on a CPU",
+    "track.own": "where figures go: what your own tracker holds is not planned",
 }
 
 
