@@ -32,6 +32,9 @@ LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
+LEFT_OUT = {**SIZES, "bos_token_id": None, "eos_token_id": None}
+OPT = {**SIZES, "ffn_dim": 80, "max_position_embeddings": 32}
+BLOOM = {"vocab_size": 101, "hidden_size": 48, "n_layer": 3, "n_head": 4}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("phi3", PLAIN),
     ("phi3", {**PLAIN, "tie_word_embeddings": True}),
@@ -40,6 +43,20 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mpt", {"vocab_size": 101, "d_model": 48, "n_layers": 3, "n_heads": 4, "max_seq_len": 32}),
     ("mpt", {"vocab_size": 101, "d_model": 48, "n_layers": 2, "n_heads": 4, "expansion_ratio": 3}),
     ("nemotron", PLAIN),
+    ("granite", PLAIN),
+    ("granite", {**PLAIN, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", PLAIN),
+    ("olmo2", {**PLAIN, "attention_bias": True, "num_key_value_heads": 4}),
+    ("starcoder2", PLAIN),
+    ("starcoder2", {**LEFT_OUT, "intermediate_size": 80, "use_bias": False}),
+    ("opt", OPT),
+    ("opt", {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False, "enable_bias": False}),
+    ("bloom", BLOOM),
+    ("bloom", {**BLOOM, "tie_word_embeddings": False}),
+    ("falcon", SIZES),
+    ("falcon", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "ffn_hidden_size": 80}),
+    ("falcon", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    ("falcon", {**SIZES, "multi_query": False, "parallel_attn": False, "tie_word_embeddings": False}),
     ("mixtral", {**PLAIN, "num_local_experts": 5, "num_experts_per_tok": 2}),
     ("qwen2_moe", {**MOE, "shared_expert_intermediate_size": 40}),
     ("qwen2_moe", {**MOE, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "head_dim": 12}),
@@ -94,6 +111,10 @@ def test_a_missing_field_is_named() -> None:
         ("bert-large-uncased (seq-cls)", 0.3336),
         ("Phi-3-mini-4k-instruct", 3.82),
         ("gpt2-xl", 1.558),
+        ("facebook/opt-30b", 29.97),
+        ("bigscience/bloom-7b1", 7.069),
+        ("tiiuae/falcon-40b", 41.30),
+        ("granite-3.1-8b-base", 8.171),
     ],
 )
 def test_known_models_by_any_spelling(name: str, billions: float) -> None:

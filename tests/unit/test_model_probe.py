@@ -70,3 +70,16 @@ def test_what_continues_no_text_is_refused_with_its_reason(
     assert f"no model that continues a text of the architecture {arch}" in said
     assert why in said
     assert "task: classification" in said
+
+
+def test_of_a_model_for_images_and_text_its_language_model_is_counted_where_that_is_a_class_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "vocab_size": 101, "intermediate_size": 64, "intermediate_size_mlp": 96,
+            "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}  # fmt: skip
+    whole = {"model_type": "llama4", "text_config": text, "vision_config": {"num_hidden_layers": 1}}
+    alone = probed(tmp_path, capsys, {"model_type": "llama4_text", **text})
+    assert probed(tmp_path, capsys, whole) == alone
+    assert alone.experts is not None
+    assert (alone.experts.count, alone.experts.ffn, alone.experts.shared_ffn) == (4, 64, 64)

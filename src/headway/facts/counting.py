@@ -1,4 +1,4 @@
-"""Exact counts of architectures that no short words of a run file make: phi3, mpt, gemma3, nemotron, experts.
+"""Exact counts of architectures that no short words of a run file make: phi3, gemma3, opt, bloom, falcon, experts.
 
 Read from the config alone; `tests/unit/test_facts_counting.py` holds them to transformers' models on the meta device.
 """
@@ -6,7 +6,7 @@ Read from the config alone; `tests/unit/test_facts_counting.py` holds them to tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.facts.dimensions import Dimensions
@@ -81,8 +81,8 @@ def _shape(config: Config, size: Dimensions, block: Block, final_norm: int) -> M
         tied=size.tied,
         largest_layer_parameters=max(block.sparse, block.dense if sparse_layers < size.layers else 0, table),
         estimated=True,
-        gated=config["model_type"] not in ("mpt", "nemotron"),
-        layer_norm=config["model_type"] in ("mpt", "nemotron"),
+        gated=config["model_type"] not in _PLAIN,
+        layer_norm=config["model_type"] in _PLAIN,
         experts=moe,
     )
 
@@ -123,6 +123,85 @@ def _nemotron(config: Config) -> ModelShape:
     size = _read(config)
     block = size.attention + 2 * size.hidden * size.ffn + 4 * size.hidden
     return _shape(config, size, Block(block), 2 * size.hidden)
+
+
+def _granite(config: Config) -> ModelShape:
+    size = _read(config)
+    biases = size.bias + size.hidden if config.get("attention_bias") else 0
+    biases += 2 * size.ffn + size.hidden if config.get("mlp_bias") else 0
+    block = size.attention + 3 * size.hidden * size.ffn + biases + 2 * size.hidden
+    return _shape(config, size, Block(block), size.hidden)
+
+
+def _olmo2(config: Config) -> ModelShape:
+    """Norms of all query and of all key heads together, and two behind attention and MLP."""
+    size = _read(config)
+    biases = size.bias + size.hidden if config.get("attention_bias") else 0
+    norms = size.query + size.key_value + 2 * size.hidden
+    block = size.attention + 3 * size.hidden * size.ffn + biases + norms
+    return _shape(config, size, Block(block), size.hidden)
+
+
+def _starcoder2(config: Config) -> ModelShape:
+    size = _read(config, tied=True, kv_heads=2)
+    biases = size.bias + size.ffn + 2 * size.hidden if config.get("use_bias", True) else 0
+    block = size.attention + 2 * size.hidden * size.ffn + biases + 4 * size.hidden
+    return _shape(config, size, Block(block), 2 * size.hidden)
+
+
+def _heads_alike(config: Config, layers: str, heads: str, ffn: int, *, positions: str = "") -> Dimensions:
+    """Of an architecture with one key head a head, and keys of its own."""
+    hidden, count = int(config["hidden_size"]), int(config[heads])
+    require_heads(hidden, count, count, free=False)
+    return Dimensions(
+        vocab=int(config["vocab_size"]),
+        hidden=hidden,
+        layers=int(config[layers]),
+        heads=count,
+        kv_heads=count,
+        head_dim=hidden // count,
+        ffn=ffn,
+        positions=int(config.get(positions) or 0),
+        tied=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _opt(config: Config) -> ModelShape:
+    """Learned positions, two rows more than it names; a narrower embedding has a matrix on either side."""
+    ffn = int(config["ffn_dim"])
+    size = _heads_alike(config, "num_hidden_layers", "num_attention_heads", ffn, positions="max_position_embeddings")
+    hidden, width = size.hidden, int(config.get("word_embed_proj_dim") or size.hidden)
+    biases = size.bias + ffn + 2 * hidden if config.get("enable_bias", True) else 0
+    norm = 2 * hidden if config.get("layer_norm_elementwise_affine", True) else 0
+    block = size.attention + 2 * hidden * ffn + biases + 2 * norm
+    last = norm if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm") else 0
+    table = size.vocab * width * (1 if size.tied else 2)
+    beside = (size.positions + 2) * hidden + (2 * width * hidden if width != hidden else 0)
+    shape = _shape(config, size, Block(block), last)
+    total = shape.parameters - shape.embedding_parameters + table + beside
+    counts = {"parameters": total, "trainable_parameters": total, "embedding_parameters": table}
+    return shape.model_copy(update={**counts, "largest_layer_parameters": max(block, size.vocab * width)})
+
+
+def _bloom(config: Config) -> ModelShape:
+    """A norm behind the embedding; no positions (ALiBi)."""
+    size = _heads_alike(config, "n_layer", "n_head", 4 * int(config["hidden_size"]))
+    hidden = size.hidden
+    block = size.attention + size.bias + 2 * hidden * size.ffn + size.ffn + 6 * hidden
+    return _shape(config, size, Block(block), 4 * hidden)
+
+
+def _falcon(config: Config) -> ModelShape:
+    """One key head for all, or several (the newer form), or one a head; attention and MLP in parallel."""
+    ffn = int(config.get("ffn_hidden_size") or 4 * int(config["hidden_size"]))
+    size = _heads_alike(config, "num_hidden_layers", "num_attention_heads", ffn, positions="max_position_embeddings")
+    newer, hidden = bool(config.get("new_decoder_architecture")), size.hidden
+    groups = int(config.get("num_kv_heads") or size.heads) if newer else 1
+    size = replace(size, kv_heads=groups if newer or config.get("multi_query", True) else size.heads)
+    norms = int(config.get("num_ln_in_parallel_attn") or 2) if newer else 2 - bool(config.get("parallel_attn", True))
+    biases = size.bias + size.ffn + 2 * hidden if config.get("bias") else 0
+    block = size.attention + 2 * hidden * size.ffn + biases + 2 * norms * hidden
+    return _shape(config, size, Block(block), 2 * hidden)
 
 
 def _moe(config: Config, size: Dimensions, ffn: int, layers: int) -> ExpertShape:
@@ -210,12 +289,16 @@ def _gpt_oss(config: Config) -> ModelShape:
     return _shape(config, size, Block(0, sparse, routed, moe), size.hidden)
 
 
+_PLAIN = ("mpt", "nemotron", "starcoder2", "opt", "bloom", "falcon")  # two matrices an MLP, norms with a mean
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SPARSE = (*_SIZES, _EXPERTS, "num_experts_per_tok")
 _LATENT = ("moe_intermediate_size", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 # Sizes without which an architecture cannot be counted; of several names one is enough.
 _NEEDED: dict[str, tuple[str | tuple[str, ...], ...]] = {
+    "opt": (*_SIZES[:-1], "ffn_dim", "max_position_embeddings"),
+    "bloom": ("vocab_size", "hidden_size", "n_layer", "n_head"),
+    "falcon": _SIZES[:-1],
     "mpt": ("vocab_size", "d_model", "n_layers", "n_heads"),
     "mixtral": _SPARSE,
     "gpt_oss": _SPARSE,
@@ -229,6 +312,12 @@ _COUNTERS: dict[str, Callable[[Config], ModelShape]] = {
     "gemma3_text": _gemma3,
     "mpt": _mpt,
     "nemotron": _nemotron,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "starcoder2": _starcoder2,
+    "opt": _opt,
+    "bloom": _bloom,
+    "falcon": _falcon,
     "mixtral": _mixtral,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,

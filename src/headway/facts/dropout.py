@@ -11,6 +11,9 @@ from headway.facts.architectures import ARCHITECTURES
 _ATTENTION = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _HIDDEN = ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout")
 
+# Of architectures that are counted only, where transformers' own is not zero.
+_DEFAULTS = {"opt": {"dropout": 0.1}}
+
 
 def drops_attention(config: dict[str, Any]) -> bool:
     return _any(config, _ATTENTION)
@@ -22,5 +25,5 @@ def drops_hidden(config: dict[str, Any]) -> bool:
 
 def _any(config: dict[str, Any], keys: Iterable[str]) -> bool:
     arch = ARCHITECTURES.get(str(config.get("model_type")))
-    defaults = arch.defaults if arch else {}
+    defaults = arch.defaults if arch else _DEFAULTS.get(str(config.get("model_type")), {})
     return any(config.get(key, defaults.get(key)) for key in keys)

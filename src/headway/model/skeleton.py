@@ -112,12 +112,17 @@ def build_empty(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTra
     """
     try:
         with no_init_weights():
-            model = kind._from_config(config, dtype=torch.float32)
+            model = kind._from_config(_config_of(kind, config), dtype=torch.float32)
         model.tie_weights(recompute_mapping=False)
     except (TypeError, ValueError, AttributeError, KeyError, ImportError, RuntimeError) as error:
         said = " ".join(str(error).split())
         raise ModelError(f"a {config.model_type} model cannot be built from this config: {said}") from error
     return model
+
+
+def _config_of(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig:
+    """The class's own: of a model for images and text (llama4) it may be the language model's, as in transformers."""
+    return config.get_text_config() if kind.config_class is config.sub_configs.get("text_config") else config
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
