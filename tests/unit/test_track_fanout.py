@@ -88,6 +88,21 @@ def test_a_later_failure_warns_once_and_the_rest_goes_on(tmp_path: Path, fails_i
     assert "the server is away" in warnings[0]
 
 
+def test_outside_of_a_training_nothing_is_said_to_go_on(tmp_path: Path) -> None:
+    """And a page for an answer is cut."""
+
+    class Page(Recorder):
+        def start(self, run_dir: Path, name: str, plan: dict[str, Any], *, resumed: bool) -> None:
+            raise ConnectionError("<html>\n" + "nothing here\n" * 200 + "</html>")
+
+    warnings: list[str] = []
+    FanOut([("a", Page())], warnings.append, training=False).start(tmp_path, "a", {}, resumed=True)
+    (words,) = warnings
+    assert words.startswith("the tracker 'a' could not start: ConnectionError: <html> nothing here")
+    assert words.endswith("nothing here </html>")
+    assert len(words) < 400
+
+
 def test_the_local_record_is_tried_again_after_a_failure(tmp_path: Path) -> None:
     warnings: list[str] = []
     local = Recorder("log")
@@ -133,7 +148,7 @@ def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
             super().log(step, values)
 
     slow = Slow()
-    tracker = Background(slow)
+    tracker = Background(slow, pytest.fail)
     tracker.start(tmp_path, "a", {}, resumed=False)
     tracker.log(1, {})
     tracker.log(2, {})
@@ -147,7 +162,7 @@ def test_training_does_not_wait_for_a_slow_tracker(tmp_path: Path) -> None:
 def test_a_failure_behind_the_connection_is_told_by_the_next_call(tmp_path: Path) -> None:
     warnings: list[str] = []
     bad = Recorder("log")
-    fan_out = FanOut([("bad", Background(bad))], warnings.append)
+    fan_out = FanOut([("bad", Background(bad, pytest.fail))], warnings.append)
     fan_out.start(tmp_path, "a", {}, resumed=False)
     fan_out.log(1, {})
     until = time.monotonic() + 60
@@ -167,9 +182,12 @@ def test_an_end_that_cannot_be_sent_in_time_says_so(tmp_path: Path) -> None:
         def log(self, step: int, values: dict[str, float]) -> None:
             gate.wait(60)
 
-    tracker = Background(Stuck(), last_seconds=0.05)
+    told: list[str] = []
+    tracker = Background(Stuck(), told.append, last_seconds=0.05)
     tracker.start(tmp_path, "a", {}, resumed=False)
     tracker.log(1, {})
     with pytest.raises(TimeoutError, match=r"still to be sent 0\.05 s after the end"):
         tracker.finish("done")
+    (words,) = told
+    assert words.startswith("waiting at most 0.05 s while ")
     gate.set()

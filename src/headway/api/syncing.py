@@ -25,7 +25,7 @@ def sync(path: Path) -> dict[str, str]:
         raise UserError(f"{run.name} has no trackers", fix="name some in `track` of the run file")
     warnings: list[str] = []
     with JobLock(run):
-        tracker = make_trackers(plan.track, warnings.append, wait=True)
+        tracker = make_trackers(plan.track, warnings.append)
         tracker.start(run.path, plan.name, plan.model_dump(mode="json"), resumed=True)
         sent = tracker.catch_up()
         if _verified(summary):

@@ -11,14 +11,18 @@ from typing import Any
 from headway.track.seam import Tracker
 
 LAST_SECONDS = 60.0  # how long the end of a run waits for what is still to be sent
+_QUIET_SECONDS = 3.0  # of them, without a word
 
 
 class Background:
-    """Passes figures and artifacts on in their order. What fails there is raised at the next call here."""
+    """Passes figures and artifacts on in their order. What fails there is raised at the next call here.
 
-    def __init__(self, tracker: Tracker, *, last_seconds: float = LAST_SECONDS):
+    tell: gets a sentence where the end has to wait.
+    """
+
+    def __init__(self, tracker: Tracker, tell: Callable[[str], None], *, last_seconds: float = LAST_SECONDS):
         self.rewrites = tracker.rewrites
-        self._tracker, self._last_seconds = tracker, last_seconds
+        self._tracker, self._tell, self._last_seconds = tracker, tell, last_seconds
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -44,7 +48,11 @@ class Background:
             return
         self._calls.put(lambda: self._tracker.finish(outcome))
         self._calls.put(None)
-        thread.join(self._last_seconds)
+        quiet = min(_QUIET_SECONDS, self._last_seconds)
+        thread.join(quiet)
+        if thread.is_alive():
+            self._tell(f"waiting at most {self._last_seconds:g} s while {self._calls.qsize()} more calls are sent")
+            thread.join(self._last_seconds - quiet)
         if thread.is_alive():
             left = self._calls.qsize()
             raise TimeoutError(f"{left} calls were still to be sent {self._last_seconds:g} s after the end")

@@ -26,12 +26,12 @@ class FanOut:
     """Trackers by name. `warn` gets one sentence for each tracker that fails.
 
     A failing tracker is left out from then on; the local record alone is tried again each time, since a disk that was
-    full may have room later.
+    full may have room later. training: else nothing goes on without it, so the sentence names no consequence.
     """
 
-    def __init__(self, trackers: Sequence[tuple[str, Tracker]], warn: Callable[[str], None]):
+    def __init__(self, trackers: Sequence[tuple[str, Tracker]], warn: Callable[[str], None], *, training: bool = True):
         self._active = list(trackers)
-        self._warn = warn
+        self._warn, self._training = warn, training
         self._failed: set[str] = set()
         self._held: dict[str, Held] = {}  # kind -> what a resumed run need not send again
         self._run = RunDir(Path())
@@ -103,13 +103,14 @@ class FanOut:
         try:
             call(tracker)
         except Exception as error:
-            consequence = "is tried again each time"
+            consequence = " and is tried again each time"
             if kind != LOCAL_RECORD:
                 self._active.remove((kind, tracker))
-                consequence = f"is left out from here (`headway show {self._run.name} --sync` sends what is missing)"
+                later = f"`headway show {self._run.name} --sync` sends what is missing"
+                consequence = f" and is left out from here ({later})" if self._training else ""
             if kind not in self._failed:
                 self._failed.add(kind)
-                self._warn(f"the tracker {kind!r} could not {what} and {consequence}: {_said(error)}")
+                self._warn(f"the tracker {kind!r} could not {what}{consequence}: {_said(error)}")
 
 
 def _cannot_start(kind: str, error: Exception) -> UserError:
@@ -121,12 +122,18 @@ def _cannot_start(kind: str, error: Exception) -> UserError:
 
 def _said(error: Exception) -> str:
     """An error in one line; of a long one, as a page for an answer is, the beginning and the end."""
+    if isinstance(error, HeadwayError):
+        return str(error)
     words = " ".join(f"{type(error).__name__}: {error}".split())
     return words if len(words) <= _LONGEST_WORDS else f"{words[: _LONGEST_WORDS - 100]} ... {words[-95:]}"
 
 
-def make_trackers(trackers: Sequence[TrackPlan], warn: Callable[[str], None], *, wait: bool = False) -> FanOut:
-    """The local record first, then each of the plan's, through the registry. wait: for every answer, training or not.
+def make_trackers(
+    trackers: Sequence[TrackPlan], warn: Callable[[str], None], tell: Callable[[str], None] | None = None
+) -> FanOut:
+    """The local record first, then each of the plan's, through the registry.
+
+    tell: of a training, gets what its end waits for; without it, every answer is waited for.
 
     Raises:
         ConfigError: an unknown kind.      MissingExtra: its package is not installed.
@@ -135,5 +142,6 @@ def make_trackers(trackers: Sequence[TrackPlan], warn: Callable[[str], None], *,
     made: list[tuple[str, Tracker]] = []
     for kind, asked in wanted.items():
         tracker: Tracker = resolve("track", kind)(**asked.options)
-        made.append((kind, Background(tracker) if kind in _BEHIND_A_CONNECTION and not wait else tracker))
-    return FanOut(made, warn)
+        behind = tell is not None and kind in _BEHIND_A_CONNECTION
+        made.append((kind, Background(tracker, lambda text, kind=kind: tell(f"{kind}: {text}")) if behind else tracker))
+    return FanOut(made, warn, training=tell is not None)

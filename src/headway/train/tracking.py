@@ -10,7 +10,11 @@ from headway.train.reporter import Reporter
 
 def start_tracker(plan: Plan, run: RunDir, reporter: Reporter, *, resumed_at: int | None) -> FanOut:
     """All trackers as one; the local record is always among them. After a resume, first what they lack up to there."""
-    tracker = make_trackers(plan.track, warn=lambda text: reporter.event("warning", text=text))
+    tracker = make_trackers(
+        plan.track,
+        warn=lambda text: reporter.event("warning", text=text),
+        tell=lambda text: reporter.event("notice", text=text),
+    )
     tracker.start(run.path, plan.name, plan.model_dump(mode="json"), resumed=resumed_at is not None)
     if resumed_at is not None:
         tracker.catch_up(resumed_at)
