@@ -170,7 +170,6 @@ def test_credentials_are_nowhere_in_the_run_or_on_the_screen(served: Served) -> 
     [
         ({"MLFLOW_TRACKING_PASSWORD": "wrong"}, r"does not let us in: 401(.|\n)*fix: set MLFLOW_TRACKING_USERNAME and"),
         ({"MLFLOW_TRACKING_USERNAME": "", "MLFLOW_TRACKING_PASSWORD": ""}, r"does not let us in: 401"),
-        ({"MLFLOW_TRACKING_USERNAME": "", "MLFLOW_TRACKING_TOKEN": "x" * 20}, r"does not let us in: 401"),
     ],
 )
 def test_a_server_that_does_not_let_us_in(

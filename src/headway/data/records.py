@@ -152,13 +152,15 @@ class JsonLines(RecordSource):
             return self.undecodable(name, *element.bad)
         if isinstance(element.value, dict):
             return where, element.value
-        return self.fault(where, "not an object", _not_an_object(element.value))
+        within = isinstance(element.value, list) and _is_records(element.value)
+        fix = f"take the records out of the inner list: jq '.[]' {name} > NEW.json" if within else ""
+        return self.fault(where, "not an object", _not_an_object(element.value), fix)
 
     def _broken(self, name: str, rule: str, where: str) -> Problem:
         """What is wrong with a file as a whole: `on_error: skip` is no help."""
         if self.field and (other := self._list_name(name)) not in ("", self.field):
             return Problem(self.key, f"the file {rule}", where=where, fix=f"{self.key}.options.field: {other}")
-        fix = "fetch or make the file again; records behind this place cannot be told apart"
+        fix = "correct it there, or fetch or make the file again: records behind it cannot be told apart"
         return Problem(self.key, f"the file {rule}", where=where, fix=fix)
 
     def _list_name(self, name: str) -> str:

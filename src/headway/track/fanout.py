@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,10 @@ def _said(error: Exception) -> str:
     return words if len(words) <= _LONGEST_WORDS else f"{words[: _LONGEST_WORDS - 100]} ... {words[-95:]}"
 
 
+def _told(tell: Callable[[str], None], kind: str, text: str) -> None:
+    tell(f"{kind}: {text}")
+
+
 def make_trackers(
     trackers: Sequence[TrackPlan], warn: Callable[[str], None], tell: Callable[[str], None] | None = None
 ) -> FanOut:
@@ -142,6 +147,7 @@ def make_trackers(
     made: list[tuple[str, Tracker]] = []
     for kind, asked in wanted.items():
         tracker: Tracker = resolve("track", kind)(**asked.options)
-        behind = tell is not None and kind in _BEHIND_A_CONNECTION
-        made.append((kind, Background(tracker, lambda text, kind=kind: tell(f"{kind}: {text}")) if behind else tracker))
+        if tell is not None and kind in _BEHIND_A_CONNECTION:
+            tracker = Background(tracker, partial(_told, tell, kind))
+        made.append((kind, tracker))
     return FanOut(made, warn, training=tell is not None)

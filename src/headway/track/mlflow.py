@@ -14,7 +14,8 @@ import importlib.util
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
 )
 from mlflow.exceptions import MlflowException
@@ -74,7 +76,8 @@ class MlflowTracker:
             _require_database()
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         try:
-            experiment = self._experiment_id(self._experiment or name)
+            with _asked_once():
+                experiment = self._experiment_id(self._experiment or name)
         except MlflowException as error:
             if is_server:
                 _require_welcome(uri, error)
@@ -180,6 +183,20 @@ def _require_answer(uri: str) -> None:
             f"no MLflow server answers at {uri}: {reason}",
             fix="start it, or write track: {mlflow: {}} for a store beside the runs",
         ) from error
+
+
+@contextmanager
+def _asked_once() -> Iterator[None]:
+    """A first launch that cannot succeed ends at once: a server that fails is not asked for four minutes."""
+    retries = MLFLOW_HTTP_REQUEST_MAX_RETRIES
+    if retries.is_set():
+        yield
+        return
+    retries.set(1)
+    try:
+        yield
+    finally:
+        retries.unset()
 
 
 def _require_welcome(uri: str, error: MlflowException) -> None:
