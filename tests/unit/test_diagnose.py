@@ -165,6 +165,10 @@ return code = -9
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
          "cuda-out-of-memory"),
         ("OSError: [Errno 24] Too many open files", "open-files"),
+        ("Message:        The node was low on resource: ephemeral-storage.", "evicted"),
+        ("      Exit Code:    137", "killed"),
+        ("Message:  Usage of EmptyDir volume \"cache\" exceeds the limit \"9Gi\".\nReason:   Evicted", "evicted"),
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu-fault"),
         ("RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: Too many open files (24)",
          "open-files"),
         ("RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: No space left on device "
@@ -297,6 +301,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
         (f"[pod/job-worker-1/trainer] [rank3]: {OOM}", 3, "job-worker-1"),
         (f"worker-1  | [rank3]: {OOM}", 3, "worker-1"),
         (f"[1,3]<stderr>:{OOM}", 3, ""),
+        (f"[default0]:[rank12]: {OOM}", 12, ""),
         (f"10.0.0.2: {OOM.removeprefix('torch.')}", None, "10.0.0.2"),
         (f"\x1b[31m[rank3]: {OOM}\x1b[0m", 3, ""),
     ],

@@ -259,7 +259,7 @@ def _own_fix(lines: Sequence[Line], order: int) -> str:
 def _may_be_error(text: str) -> bool:
     """Source lines that a traceback quotes are not errors, nor is the place that they stand in."""
     return not text.startswith(("    ", "  File ", "│")) or text.lstrip().startswith(
-        ("size mismatch for ", '"message": ')
+        ("size mismatch for ", '"message": ', "Exit Code:", "Reason:", "Message:")
     )
 
 

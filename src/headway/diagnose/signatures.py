@@ -97,8 +97,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     sign(
         "gpu-fault",
-        r"uncorrectable ECC error|GPU has fallen off the bus|\bXid\b.*: (?P<xid>\d+)|CUDA error: (?:unspecified launch"
-        r" failure|an illegal memory access was encountered|misaligned address)|device-side assert triggered",
+        r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|\bXid\b.*: (?P<xid>\d+)"
+        r"|CUDA error: (?:unspecified launch failure|an illegal memory access was encountered|misaligned address)"
+        r"|device-side assert triggered",
         "the GPU stopped: a hardware fault, or a kernel that read outside its memory",
         "nvidia-smi -q -d ECC; with CUDA_LAUNCH_BLOCKING=1 the line that fails is the one that is named",
     ),
@@ -362,6 +363,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "headway resume goes on from the last checkpoint; let the scheduler requeue it, with notice before the end",
     ),
     sign(
+        "evicted",
+        r"node was low on resource: (?P<what>[\w-]+)|Reason:\s+Evicted|Warning\s+Evicted",
+        "the node ran short ({what}), and Kubernetes ended the pod",
+        "requests equal to limits, so that the pod is among the last to go; more memory, or an emptyDir with a "
+        "sizeLimit where its disk was short; then headway resume",
+    ),
+    sign(
         "node-failed",
         r"DUE TO NODE FAILURE|\bNODE_FAIL\b|NodeNotReady|node .{1,80} (?:is|became) unreachable",
         "a host failed under the job",
@@ -370,7 +378,7 @@ SIGNATURES: tuple[Signature, ...] = (
     sign(
         "killed",
         r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by SIGKILL"
-        r"|^\S+: line \d+:\s+\d+ Killed\b|^Killed(?:\s+\S*python.*)?$|return code 137|exit code:? 137"
+        r"|^\S+: line \d+:\s+\d+ Killed\b|^Killed(?:\s+\S*python.*)?$|return code 137|exit (?:status )?code:?\s+137\b"
         r"|died with <Signals\.SIGKILL|terminated with signal SIGKILL|exited on signal 9\b"
         r"|srun: error: \S+: tasks? [\d,-]+: Killed",
         "the rank was killed from outside (SIGKILL): the kernel does so where the host's memory runs out",

@@ -35,8 +35,8 @@ _PREFIX = (
     re.compile(r"^\s*(?P<rank>\d+): "),  # srun --label
     re.compile(r"^\((?:[\w ]+)pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s"),  # ray
     re.compile(
-        r"^(?!\w*(?:Error|Exception|Warning): )(?P<host>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3}): "
-        + _BEGINS
+        r"^(?!(?:\w*(?:Error|Exception|Warning)|Message|Reason|Status|State): )"
+        r"(?P<host>[A-Za-z][\w-]*(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3}): " + _BEGINS
     ),  # pdsh
 )
 _INSIDE = re.compile(r"\[(?:PG[^\]]*? )?Rank (?P<rank>\d+)\]")
@@ -97,7 +97,8 @@ def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
         for form in _PREFIX:
             if match := form.match(text):
                 groups = match.groupdict()
-                if groups.get("rank") is not None and rank is None:
+                own = groups.get("rank") is not None
+                if own and (rank is None or match[0].lstrip().startswith("[rank")):  # --tee names the local rank
                     rank = int(groups["rank"])
                 host = groups.get("host") or host
                 text = text[match.end() :]
