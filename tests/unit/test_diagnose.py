@@ -97,6 +97,39 @@ def test_torchruns_table_names_the_rank_and_its_signal() -> None:
     assert (bus.name, bus.rank) == ("shared-memory", 3)
 
 
+OF_TWO_TORCHRUNS = """
+0: Epoch 1, step 10
+1: Traceback (most recent call last):
+1:   File "train.py", line 60, in main
+1: RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 4; 39.59 GiB total capacity)
+1: ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 4 (pid: 885) of binary: python
+"""
+THEIR_TABLE = """
+1: Root Cause (first observed failure):
+1: [0]:
+1:   host      : gpu-2
+1:   rank      : 12 (local_rank: 4)
+1:   exitcode  : 1 (pid: 885)
+srun: error: gpu-2: task 1: Exited with exit code 1
+"""
+
+
+def test_where_srun_starts_torchrun_a_task_is_a_host_and_no_rank() -> None:
+    found = of(OF_TWO_TORCHRUNS + THEIR_TABLE)
+    assert (found.name, found.rank, found.host) == ("cuda-out-of-memory", 12, "gpu-2")
+    assert of(OF_TWO_TORCHRUNS).rank is None
+    assert of("1: [E ProcessGroupNCCL.cpp:1] [Rank 12] NCCL watchdog: CUDA error: misaligned address").rank == 12
+    last = OF_TWO_TORCHRUNS.strip().splitlines()[-1]
+    assert (of(last).rank, of(last.removeprefix("1: ")).rank) == (None, 4)
+
+
+def test_where_srun_starts_the_ranks_a_task_is_a_rank() -> None:
+    of_ranks = "".join(OF_TWO_TORCHRUNS.splitlines(keepends=True)[:-1])
+    assert of(of_ranks).rank == 1
+    recorded = '1:   File "/x/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 346, in wrapper\n'
+    assert of(recorded + of_ranks).rank == 1  # @record around a rank's own main
+
+
 def test_a_command_that_deepspeed_quotes_names_no_rank() -> None:
     """It is the last rank's command, whichever failed (deepspeed/launcher/launch.py, sigkill_handler)."""
     text = """

@@ -17,6 +17,11 @@ _ORDER: dict[Strength, int] = {"strong": 0, "weak": 1, "echo": 2, "launcher": 3}
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
 # torchrun's line of the first failure. A command that is quoted with --local_rank=N is the last rank's, whoever failed.
 _IN_WORDS = re.compile(r"local_rank: (\d+) \(pid")
+# torchrun's own lines: where srun's tasks are these, a task is a host and no rank.
+_OF_AGENT = re.compile(
+    r"torch\.distributed\.(?:run|elastic\.(?:agent|rendezvous|multiprocessing\.api))\b"
+    r"|torch/distributed/(?:run|launch|launcher/api)\.py|(?:^|[\s/])torchrun -|local_rank: \d+(?:\)| \(pid)"
+)
 # What srun and mpirun say: the host, and the task, which is the rank where there is one a rank.
 _TASK = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<task>\d+)[:,-]"
@@ -139,6 +144,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def diagnose(lines: Sequence[Line]) -> Diagnosis | None:
     """One diagnosis of these lines, or None."""
+    if any(line.by_task and _OF_AGENT.search(line.text) for line in lines):
+        lines = [replace(line, rank=None) if line.by_task else line for line in lines]
     seen = _errors(lines)
     loop = _loop(lines)
     if loop is not None:
@@ -175,7 +182,7 @@ def _rank_of(first: _Seen, root: _Root | None, lines: Sequence[Line]) -> int | N
     if root is not None:
         return root.rank
     if said := _IN_WORDS.search(first.line.text):
-        return int(said[1])
+        return None if first.line.host or first.line.by_task else int(said[1])  # of several hosts
     if told := _TASK.search(first.line.text):
         return int(told["task"] or told["rank"])
     if "exits with return code" in first.line.text:

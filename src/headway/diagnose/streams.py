@@ -29,10 +29,10 @@ _PREFIX = (
     # Azure's joined logs; and a time that a wrapper puts before what Python writes
     re.compile(r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)? \[(?P<host>[\w.-]+), ?[\w.]+\] ?"),
     re.compile(rf"^[\[【]?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?[\]】]? ?(?:\[[A-Z]+\] )?{_WRITES}"),
-    re.compile(r"^\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
+    re.compile(r"^\[\d+,(?P<task>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
     re.compile(r"^\[(?:default|[\w.-]*?)(?P<rank>\d+)\]:\s?"),  # torchrun --tee: [default3]: , newer ones [trainer3]:
     re.compile(r"^\[rank(?P<rank>\d+)\]:\s?", re.IGNORECASE),
-    re.compile(r"^\s*(?P<rank>\d+): "),  # srun --label
+    re.compile(r"^\s*(?P<task>\d+): "),  # srun --label
     re.compile(r"^\((?:[\w ]+)pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s"),  # ray
     re.compile(
         r"^(?!(?:\w*(?:Error|Exception|Warning)|Message|Reason|Status|State): )"
@@ -49,7 +49,10 @@ _TIMES = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line without its prefix. `time`: seconds of the day, where the line says it."""
+    """One line without its prefix. `time`: seconds of the day, where the line says it.
+
+    `by_task`: its rank is the task's number that srun or mpirun put before it, and no word of its own.
+    """
 
     file: str
     number: int
@@ -57,6 +60,7 @@ class Line:
     rank: int | None
     host: str = ""
     time: float | None = None
+    by_task: bool = False
 
 
 def read(path: Path) -> Iterator[Line]:
@@ -93,6 +97,7 @@ def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
     raw = _COLOURS.sub("", raw.rstrip("\r"))
     text, host = raw, ""
     rank: int | None = None
+    task: int | None = None
     for _ in range(4):
         for form in _PREFIX:
             if match := form.match(text):
@@ -100,15 +105,19 @@ def parse(raw: str, file: str, number: int, of_file: int | None = None) -> Line:
                 own = groups.get("rank") is not None
                 if own and (rank is None or match[0].lstrip().startswith("[rank")):  # --tee names the local rank
                     rank = int(groups["rank"])
+                if task is None and groups.get("task") is not None:
+                    task = int(groups["task"])
                 host = groups.get("host") or host
                 text = text[match.end() :]
                 break
         else:
             break
-    rank = of_file if rank is None else rank
+    if rank is None and task is None:
+        rank = of_file
     if rank is None and (inside := _INSIDE.search(text)):
         rank = int(inside["rank"])
-    return Line(file, number, text, rank, host, _time(raw))
+    by_task = rank is None and task is not None
+    return Line(file, number, text, task if by_task else rank, host, _time(raw), by_task)
 
 
 def _time(text: str) -> float | None:
