@@ -161,7 +161,9 @@ def test_resume_tells_a_run_from_an_override(
     assert calls.positional == (run, overrides)
 
 
-def test_export_says_what_was_verified(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_says_what_was_verified(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     result = ExportResult(Path("out"), 200, True, 2e-6, 3 * 2**20)
     calls = stand_in(monkeypatch, "export", result)
     assert main(["export", "mine", "--step", "200", "--out", "out"]) == 0
@@ -169,8 +171,15 @@ def test_export_says_what_was_verified(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert (
         "verified: plain transformers gives the same logits; the largest difference is 2e-06" in capsys.readouterr().out
     )
+    result = ExportResult(tmp_path, 8, True, 0.0, compared="its own load.py gives the same losses")
+    (tmp_path / "load.py").touch()
+    stand_in(monkeypatch, "export", result)
+    assert main(["export", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert "verified: its own load.py gives the same losses" in said
+    assert "headway generate" not in said
     assert main(["export", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**asdict(result), "path": "out", "notices": []}
+    assert json.loads(capsys.readouterr().out) == {**asdict(result), "path": str(tmp_path), "notices": []}
 
 
 def test_generate_continues_the_prompt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

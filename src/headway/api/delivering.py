@@ -40,7 +40,10 @@ def export(path: Path, step: int | None, out: Path | None) -> ExportResult:
         exported = export_checkpoint(reader, out or run.export, provenance)
     exported.check.require()
     folder, check = exported.folder, exported.check
-    return ExportResult(folder.path, ref.step, check.verified, check.max_difference, folder.bytes, ref.notices)
+    compared = f"{check.loader} gives the same {check.compared}"
+    return ExportResult(
+        folder.path, ref.step, check.verified, check.max_difference, folder.bytes, ref.notices, compared
+    )
 
 
 def generate(target: Path, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:

@@ -99,12 +99,16 @@ def evaluation_text(event: Record) -> str:
     return "  ".join(parts)
 
 
+_ONE = {"logits": "logit", "losses": "loss"}
+
+
 def _export(event: Record) -> str:
     path, difference = event.get("path"), number(event, "max_difference")
     if not event.get("verified"):
         return f"exported to {path}, but NOT VERIFIED" + (f": logits differ by {difference:.2g}" if difference else "")
-    measured = f" (largest logit difference {difference:.2g})" if difference is not None else ""
-    return f"exported to {path}: plain transformers gives the same logits{measured}"
+    by, what = event.get("loader", "plain transformers"), event.get("compared", "logits")
+    measured = f" (largest {_ONE.get(str(what), what)} difference {difference:.2g})" if difference is not None else ""
+    return f"exported to {path}: {by} gives the same {what}{measured}"
 
 
 def check_lines(report: Report) -> list[str]:
@@ -193,12 +197,18 @@ def where_things_are(outcome: Outcome) -> list[tuple[str, str]]:
     return [(name, str(path)) for name, path in places if path.exists()]
 
 
+def writes_text(export: Path) -> bool:
+    """Whether `headway generate` reads this folder: not that of a module of the user's own, which loads itself."""
+    return not (export / "load.py").is_file()
+
+
 def what_next(outcome: Outcome) -> list[str]:
     """Commands to type now."""
     run = how_to_call(outcome.run_dir)
     saved = any(RunDir(outcome.run_dir).checkpoints.glob("step-*"))
     if outcome.state == "done" and outcome.export is not None:
-        return [f"headway show {run}", f'headway generate {run} --prompt "..."']
+        generate = [f'headway generate {run} --prompt "..."'] if writes_text(outcome.export) else []
+        return [f"headway show {run}", *generate]
     if outcome.state == "done":
         return [f"headway show {run}", f"headway export {run}"]
     resume = [f"headway resume {run}"] if saved else []

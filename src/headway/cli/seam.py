@@ -76,7 +76,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A model folder; `max_difference` between its logits in plain transformers and the engine's.
+    """A model folder; `max_difference` between its logits and the engine's, or what was `compared`.
 
     `notices` name newer checkpoints that were damaged and therefore not exported.
     """
@@ -87,6 +87,7 @@ class ExportResult:
     max_difference: float | None = None
     bytes: int = 0
     notices: tuple[str, ...] = ()
+    compared: str = "plain transformers gives the same logits"
 
 
 class Screen(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli import tables
 from headway.cli.account import account_rows
-from headway.cli.lines import evaluated_rows, evaluation_text, event_lines, how_to_call, printable
+from headway.cli.lines import evaluated_rows, evaluation_text, event_lines, how_to_call, printable, writes_text
 from headway.cli.state import number
 from headway.errors import EXIT_OK, HeadwayError, UserError
 from headway.run.evaluations import read_all
@@ -200,7 +200,13 @@ def _next(run: RunSummary) -> list[str]:
     if run.state == "running":
         return [f"headway show {name} --follow", f"headway stop {name}"]
     if run.state == "done":
-        return [f'headway generate {name} --prompt "..."'] if run.export else [f"headway export {name}"]
+        if not run.export:
+            return [f"headway export {name}"]
+        return (
+            [f'headway generate {name} --prompt "..."']
+            if writes_text(run.path / "export")
+            else [f"headway evaluate {name}"]
+        )
     logs = [] if run.state == "stopped" else [f"headway show {name} --logs"]
     return [*logs, f"headway resume {name}" if saved else "headway train run.yaml"]
 

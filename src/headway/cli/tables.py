@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.lines import aligned, check_lines, finding_lines, printable
+from headway.cli.lines import aligned, check_lines, finding_lines, printable, writes_text
 from headway.cli.seam import ExportResult, Report
 from headway.run.journal import finite
 from headway.units import format_bytes
@@ -119,5 +119,6 @@ def print_export(result: ExportResult) -> None:
     print(f"step {result.step} exported to {printable(result.path)}{size}")
     if result.verified:
         by = "" if result.max_difference is None else f"; the largest difference is {result.max_difference:.2g}"
-        print(f"verified: plain transformers gives the same logits{by}")
-    print_next([f'headway generate {printable(result.path)} --prompt "..."'])
+        print(f"verified: {printable(result.compared)}{by}")
+    if writes_text(result.path):
+        print_next([f'headway generate {printable(result.path)} --prompt "..."'])

@@ -38,6 +38,9 @@ def chosen_layers(layers: Sequence[LinearLayer], targets: Iterable[str] | str) -
         ModelError: targets that mean no layer, each with near names. Only linear layers can be meant, and never the
             output head, which computes the loss.
     """
+    if not layers:
+        rule = "has nothing to stand beside: the model has no linear layer that is called, with a weight of its own"
+        raise ModelError(problems=[Problem("adapter", rule, fix="remove adapter to train all weights")])
     if targets == ALL_LINEAR:
         return list(layers)
     wanted = list(targets)

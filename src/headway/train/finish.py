@@ -58,6 +58,7 @@ def deliver(parts: Parts, reporter: SilentReporter, evaluation: dict[str, float]
     if check is None:
         raise ExportError(failure)
     fields = {"verified": check.verified, "max_difference": check.max_difference, "bound": check.bound}
+    fields |= {"loader": check.loader, "compared": check.compared}
     reporter.event("export", path=str(parts.run.export), seconds=time.monotonic() - started, **fields)
     for remark in check.remarks:
         reporter.event("warning", text=remark)
