@@ -291,7 +291,8 @@ def test_how_weights_are_stored_changes_a_note_alone(tmp_path: Path, llama: str)
     plan, _ = ahead(llama, "8xH100-80GB")
     (tmp_path / "stored").mkdir()
     stored = LLAMA | {"quantization_config": {"quant_method": "fp8"}}
-    quantised, _ = ahead(written(tmp_path / "stored", stored), "8xH100-80GB")
+    quantised, found = ahead(written(tmp_path / "stored", stored), "8xH100-80GB")
+    assert "note: the config says that the weights are quantised (fp8)" in page(found)
     assert quantised.memory == plan.memory
     assert any("quantised (fp8)" in reason for key, reason in quantised.reasons.items() if key.startswith("notes."))
 

@@ -214,13 +214,14 @@ def _cost(found: Outlook) -> str:
 
 
 def _reasons(found: Outlook) -> str:
-    from headway.plan.explain import summary_rows
+    from headway.plan.explain import note_texts, summary_rows
 
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(value)}</td><td>{escape(why)}</td></tr>"
         for name, value, why in summary_rows(found.plan)
     )
-    return f"<table>{rows}</table>"
+    notes = "".join(f'<p class="note">note: {escape(text)}</p>' for text in note_texts(found.plan))
+    return f"<table>{rows}</table>" + notes
 
 
 def _keys(names: Sequence[str]) -> str:
