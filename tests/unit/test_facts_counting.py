@@ -75,6 +75,7 @@ def test_counts_equal_the_built_model(model_type: str, keys: dict[str, Any]) -> 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     counted = shape_of(config)
+    assert shape_of(config, "preference") == counted  # the same head
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     assert counted.parameters == counted.trainable_parameters == sum(sizes.values())
     blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == counted.layers)

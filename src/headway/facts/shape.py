@@ -16,6 +16,8 @@ from headway.facts.needed import require_heads, require_sizes
 from headway.facts.probing import ask_probe
 from headway.facts.schema import AdapterShape, ModelShape
 
+_LABELLED = "classification"  # the one task whose model has another head than a language model's
+
 
 def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """Parameter counts and dimensions of a transformers config (the content of config.json), with the task's head.
@@ -31,7 +33,7 @@ def shape_of(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     arch = ARCHITECTURES.get(str(config.get("model_type")))
     plain = not config.get("add_cross_attention")
     drops = {"hidden_dropout": drops_hidden(config), "attention_dropout": drops_attention(config)}
-    if plain and task == "causal_lm" and (counted := count_shape(config)) is not None:
+    if plain and task != _LABELLED and (counted := count_shape(config)) is not None:
         return counted.model_copy(update=drops)
     if arch is None or not plain:
         return probe_shape(config, task)
@@ -42,7 +44,7 @@ def _counted(config: dict[str, Any], arch: Arch, task: str) -> ModelShape:
     size = read_dimensions(config, arch)
     block = _block(config, size, arch)
     embedding = size.vocab * size.hidden
-    labelled = task == "classification"
+    labelled = task == _LABELLED
     head, extra = _label_head(config, size) if labelled else _head(config, size)
     total = embedding + head + extra + size.layers * block
     return ModelShape(
@@ -154,7 +156,7 @@ def _label_head(config: dict[str, Any], size: Dimensions) -> tuple[int, int]:
 
 def probe_shape(config: dict[str, Any], task: str = "causal_lm") -> ModelShape:
     """Build the model on the meta device in a process of its own and count. Raises ModelError with its words."""
-    return ask_probe(ModelShape, config, () if task == "causal_lm" else ("--task", task))
+    return ask_probe(ModelShape, config, ("--task", task) if task == _LABELLED else ())
 
 
 def probe_adapter(config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape:
