@@ -40,6 +40,7 @@ CASES = [
     (["model.config.kv_heads=3"], "model.config.kv_heads", "must divide model.config.heads (4)"),
     (["model.config.vocab=500"], "model.config.vocab", "smaller than the tokenizer"),
     (["model.config.max_sequence=64"], "train.sequence", "longer than model.config.max_sequence (64)"),
+    (["train.sequence=1"], "train.sequence", "nothing to predict"),
     (["data.train={kind: text}"], "data.train", "names no files"),
     (["data.train={kind: synthetic, paths: [a]}"], "data.train.paths", "no meaning"),
     (["data.train.kind=txt"], "data.train.kind", "must be one of"),

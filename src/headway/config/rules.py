@@ -101,6 +101,14 @@ def _sequence_fits(model: ModelConfig, train: TrainConfig) -> Iterator[Problem]:
         yield Problem("train.sequence", rule, train.sequence, "raise max_sequence, or shorten the sequence")
 
 
+def _something_to_predict(task: TaskConfig, train: TrainConfig) -> Iterator[Problem]:
+    """Of a language model; a classifier reads a token and says its label, and a task of one's own may do anything."""
+    if task.kind in ("causal_lm", "instruction", "preference") and train.sequence < 2:
+        yield Problem(
+            "train.sequence", "leaves nothing to predict: one token has no next", train.sequence, "at least 2"
+        )
+
+
 def _sources(data: DataConfig) -> Iterator[Problem]:
     sources = {"data.train": data.train, **{f"data.more[{n}]": source for n, source in enumerate(data.more)}}
     if isinstance(data.eval, SourceConfig):
@@ -352,6 +360,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("model", "task", "data"), _own_model),
     (("model",), _arch),
     (("model", "train"), _sequence_fits),
+    (("task", "train"), _something_to_predict),
     (("data",), _sources),
     (("data",), _weights),
     (("data", "task"), _encoder),
