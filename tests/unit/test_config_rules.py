@@ -51,6 +51,11 @@ CASES = [
     (["model.options={width: 3}"], "model.options", "only with model.factory"),
     (["adapter=lora"], "adapter", "needs a pretrained model"),
     (["model={from: ./x}", "adapter={kind: lora, targets: []}"], "adapter.targets", "names no layer"),
+    (
+        ["model={factory: 'net:make', tokenizer: {train: 1k}}", "data.packing=false", "adapter=qlora"],
+        "adapter",
+        "needs a pretrained model",
+    ),
     (["adapter={kind: dora}"], "adapter.kind", "must be 'lora'"),
     (["data.train=[{path: a.jsonl}, {path: b.jsonl, txt_key: t}]"], "data.more[0].txt_key", "did you mean 'text_key'?"),
     (["adapter={quantization: fp4}", "model={from: ./x}"], "adapter.quantization", "no effect with kind: lora"),
