@@ -172,11 +172,18 @@ def test_names_are_those_without_an_adapter() -> None:
         ("qwen2", ["q_proj", "down_proj"]),
         ("gemma2", "all-linear"),
         ("gpt2", "all-linear"),
+        ("gpt2", ["transformer.h.0.attn.c_attn"]),
         ("gpt_neox", ["query_key_value"]),
+        ("gpt_neox", "all-linear"),
+        ("granite", "all-linear"),
+        ("gemma3_text", "all-linear"),
+        ("olmo2", ["v_proj", "gate_proj"]),
+        ("phi3", "all-linear"),
+        ("opt", "all-linear"),
     ],
 )
 def test_the_planner_counts_what_is_built(arch: str, targets: list[str] | str) -> None:
-    """By formula for the gated architectures, by the probe for the others."""
+    """By formula where the blocks hold every linear layer, by the probe for the others."""
     config = config_of(arch)
     shape = with_adapter(shape_of(config), config, RANK, targets)
     read = read_config(config)

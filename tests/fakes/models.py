@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 _OTHERS: dict[str, dict[str, Any]] = {
     "opt": {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": SEQUENCE, "dropout": 0.0},
+    **dict.fromkeys(("gemma3_text", "olmo2", "phi3"), _GROUPED),
 }
 DECODERS = ("llama", "gpt2", "qwen2", "gpt_neox", "mistral")
 

@@ -8,13 +8,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from headway.errors import ModelError, Problem
-from headway.facts.architectures import ARCHITECTURES
 from headway.facts.schema import AdapterShape, ModelShape
-from headway.facts.shape import probe_adapter, read_dimensions
+from headway.facts.shape import probe_adapter
 
 ALL_LINEAR = "all-linear"
 # Architectures whose blocks hold these seven linear layers and no other.
-_GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
+_GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2")
+
+_LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}  # where their blocks stand
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def with_adapter(shape: ModelShape, config: dict[str, Any], rank: int, targets: 
     config: {} of a user's own module, whose shape names its adapter (`probe_own`). Raises ModelError where a target
     means no layer.
     """
-    added = (_counted(config, rank, targets) if config else shape.adapter) or probe_adapter(config, rank, targets)
+    known = _counted(shape, config, rank, targets) if config else shape.adapter
+    added = known or probe_adapter(config, rank, targets)
     whole = shape.parameters + added.parameters
     largest = shape.largest_layer_parameters + -(-added.parameters // max(shape.layers, 1))
     changes = {"parameters": whole, "trainable_parameters": added.parameters, "adapter": added}
@@ -85,23 +87,39 @@ def adapter_shape(layers: Sequence[LinearLayer], targets: Iterable[str] | str, r
     )
 
 
-def _counted(config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape | None:
-    model = str(config.get("model_type"))
-    if model not in _GATED:
+def _counted(shape: ModelShape, config: dict[str, Any], rank: int, targets: Sequence[str] | str) -> AdapterShape | None:
+    """By formula; None for an architecture that has none here, or has more linear layers than its blocks."""
+    block = _block(shape)
+    if block is None or config.get("add_cross_attention"):
         return None
-    size = read_dimensions(config, ARCHITECTURES[model])
-    block = {
-        "self_attn.q_proj": (size.hidden, size.query),
-        "self_attn.k_proj": (size.hidden, size.key_value),
-        "self_attn.v_proj": (size.hidden, size.key_value),
-        "self_attn.o_proj": (size.query, size.hidden),
-        "mlp.gate_proj": (size.hidden, size.ffn),
-        "mlp.up_proj": (size.hidden, size.ffn),
-        "mlp.down_proj": (size.ffn, size.hidden),
-    }
     layers = [
-        LinearLayer(f"model.layers.{number}.{name}", inputs, outputs)
-        for number in range(size.layers)
+        LinearLayer(f"{_LAYERS.get(shape.arch, 'model.layers')}.{number}.{name}", inputs, outputs)
+        for number in range(shape.layers)
         for name, (inputs, outputs) in block.items()
     ]
     return adapter_shape(layers, targets, rank)
+
+
+def _block(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
+    """Inputs and outputs of the linear layers in one block, which hold all of the model's."""
+    hidden, ffn = shape.hidden, shape.ffn
+    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    if shape.arch in _GATED:
+        return {
+            "self_attn.q_proj": (hidden, query),
+            "self_attn.k_proj": (hidden, key_value),
+            "self_attn.v_proj": (hidden, key_value),
+            "self_attn.o_proj": (query, hidden),
+            "mlp.gate_proj": (hidden, ffn),
+            "mlp.up_proj": (hidden, ffn),
+            "mlp.down_proj": (ffn, hidden),
+        }
+    fused = {
+        "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+        "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+        "gpt_neox": ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    }.get(shape.arch)
+    if fused is None:
+        return None
+    sizes = ((hidden, query + 2 * key_value), (query, hidden), (hidden, ffn * (1 + shape.gated)), (ffn, hidden))
+    return dict(zip(fused, sizes, strict=True))
