@@ -27,12 +27,14 @@ from torch import nn
 
 
 class Block(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, reads):
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=False)
+        self.read = nn.Linear(width, width) if reads else None
 
     def forward(self, hidden):
+        hidden = hidden if self.read is None else hidden + hidden @ self.read.weight
         there = hidden.shape[1]
         mask = torch.ones(there, there, dtype=torch.bool, device=hidden.device).triu(1)
         seen, _ = self.attention(hidden, hidden, hidden, attn_mask=mask, need_weights=False)
@@ -40,10 +42,10 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, vocab, width, depth):
+    def __init__(self, vocab, width, depth, reads=False):
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, reads) for _ in range(depth))
         self.head = nn.Linear(width, vocab, bias=False)
         self.head.weight = self.tokens.weight
         self.register_buffer("calls", torch.zeros(()))
@@ -61,8 +63,8 @@ def certify(vocab):
     return Net(vocab, 16, 2)
 
 
-def make(vocab, width=32, depth=2, weights=None):
-    net = Net(vocab, width, depth)
+def make(vocab, width=32, depth=2, weights=None, reads=False):
+    net = Net(vocab, width, depth, reads)
     if weights:
         net.load_state_dict(load_file(weights), strict=False)
     return net
@@ -181,6 +183,17 @@ def test_a_base_of_other_weights_is_refused(workplace: Workplace, straight: dict
         file.write_bytes(kept)
     assert ended.code != 0
     assert "holds an adapter for another base model: its weights had the hash" in ended.out + ended.err
+
+
+def test_a_layer_that_is_read_and_not_called_is_told(workplace: Workplace, straight: dict[str, Run]) -> None:
+    assert all(run.events("warning") == [] for run in straight.values())
+    content = own_file(
+        workplace, "single", train={"length": "2 steps"}, optimizer={"warmup": 0}, launch={"processes": 1}
+    )
+    content["model"]["options"]["reads"] = True
+    (warning,) = workplace.train("reads", content | {"export": {"at_end": False}}).events("warning")
+    assert "has not called 2 layers" in warning["text"]
+    assert "blocks.0.read, blocks.1.read; see adapter.targets" in warning["text"]
 
 
 def test_a_target_that_means_no_layer_is_named(workplace: Workplace) -> None:

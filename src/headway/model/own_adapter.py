@@ -2,7 +2,7 @@
 
 The factory makes the base, the same at a start and at a resume; the pairs go beside its linear layers, and only they
 are trained and kept. A layer that torch or the module reads without calling it would leave its pair without effect:
-those that are known so are never adapted.
+those that are known so are never adapted, and of others the first step tells.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from headway.model.adapter import LoraSource
 from headway.model.naming import mark_adapted
 from headway.model.own import OwnSource, callable_layers
 from headway.plan.schema import Plan
+
+_UNCALLED = "headway_uncalled"
 
 
 class OwnLoraSource(LoraSource):
@@ -41,6 +43,9 @@ class OwnLoraSource(LoraSource):
         """See `LoraSource.build`; the base's hash goes along, so that a resume knows it again."""
         module = super().build()
         mark_adapted(module, self._identity)
+        if not self._plan.numerics.compile:  # which would compile the hooks along
+            for name in self._names:
+                _await_call(module.get_submodule(name))
         return module
 
     def _base_model(self) -> nn.Module:
@@ -57,6 +62,22 @@ class OwnLoraSource(LoraSource):
         self, folder: Path, merged: Iterable[tuple[str, torch.Tensor]], config_from: nn.Module
     ) -> list[str]:
         return self.base.save(folder, merged, self._plain)
+
+
+def _await_call(layer: nn.Module) -> None:
+    """Note of a layer that it was not called yet, until it is."""
+
+    def called(*_: object) -> None:
+        layer.__dict__.pop(_UNCALLED)
+        hook.remove()
+
+    layer.__dict__[_UNCALLED] = True
+    hook = layer.register_forward_hook(called)
+
+
+def uncalled_layers(module: nn.Module) -> list[str]:
+    """The layers of an own module's adapter that no forward pass has called yet, by name."""
+    return [name for name, part in module.named_modules() if _UNCALLED in part.__dict__]
 
 
 def weights_digest(module: nn.Module) -> str:

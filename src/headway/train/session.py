@@ -14,6 +14,7 @@ from headway.checkpoint.random_state import capture_random_state
 from headway.checkpoint.save import SaveJob, save_checkpoint
 from headway.data.loader import StepLoader
 from headway.errors import RunDiffers, Stopped
+from headway.model.own_adapter import uncalled_layers
 from headway.parallel.seam import EngineState, StepResult
 from headway.plan.schema import Plan
 from headway.run.lock import stop_requested
@@ -146,6 +147,11 @@ class Session:
             comparison = compare(plain, result, parts)
             self._note_comparison(comparison.fields())
             comparison.require()
+        if silent := uncalled_layers(parts.engine.module):
+            text = (
+                f"the module has not called {len(silent)} layers that the adapter stands beside, so it has no effect "
+            )
+            self.reporter.event("warning", text=f"{text}there: {', '.join(silent[:5])}; see adapter.targets")
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.numerics.precision]
         self.reporter.peak_flops = matmul_flops(self.device, dtype)
 
