@@ -86,6 +86,9 @@ def test_ranks_in_different_collectives() -> None:
     assert (
         "rank 0: ALLREDUCE of 1 elements, number 10; rank 1: _ALLGATHER_BASE of 4096 elements, number 9" in found.cause
     )
+    dog = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType={}, NumelIn=8, NumelOut=8)"
+    alone = "\n".join(dog.format(r, k) for r, k in ((1, "ALLREDUCE"), (2, "ALLREDUCE"), (3, "BROADCAST")))
+    assert of(alone).rank == 3  # at one place, it is the rank that does what no other does
     detail = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: BARRIER"
     assert of(detail).name == "mismatched-collectives"
 
@@ -200,6 +203,10 @@ return code = -9
         ("OSError: [Errno 24] Too many open files", "open-files"),
         ("Message:        The node was low on resource: ephemeral-storage.", "evicted"),
         ("      Exit Code:    137", "killed"),
+        ("/x/train.sh: line 84: 2324 Aborted                 (core dumped) python train.py", "aborted"),
+        ("slurmstepd: error: *** STEP 6.0 ON n1 CANCELLED AT 2030-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
+         "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused", "preempted"),
+        ("srun: error: Timed out waiting for job step to complete", "no-words"),
         ("Message:  Usage of EmptyDir volume \"cache\" exceeds the limit \"9Gi\".\nReason:   Evicted", "evicted"),
         ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu-fault"),
         ("RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: Too many open files (24)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -344,7 +345,8 @@ def _timed_out(
     dogs = {int(m["rank"]): m for line in lines if (m := _WATCHDOG.search(line.text))}
     places = {rank: (m["kind"], m["elements"], int(m["number"] or 0)) for rank, m in dogs.items()}
     if len(set(places.values())) > 1:
-        behind = min(places, key=lambda rank: (places[rank][2], rank))
+        alike = Counter(places.values())
+        behind = min(places, key=lambda rank: (places[rank][2], alike[places[rank]], rank))
         told = "; ".join(f"rank {r}: {k} of {e} elements, number {n}" for r, (k, e, n) in sorted(places.items()))
         cause = f"the ranks wait in different collectives ({told}): some took a branch that others did not"
         fix = "move the collective out of the test of the rank; headway doctor --script FILE finds it"

@@ -358,7 +358,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     sign(
         "preempted",
-        r"DUE TO PREEMPTION|\bPreempting\b|reason: Preempted|\bPreemptionByScheduler\b|spot instance \w* ?interruption",
+        r"DUE TO (?:PREEMPTION|JOB REQUEUE)|this job is preempted|\bPreempting\b"
+        r"|reason: Preempted|\bPreemptionByScheduler\b|spot instance \w* ?interruption",
         "the job was preempted: its machines went to another",
         "headway resume goes on from the last checkpoint; let the scheduler requeue it, with notice before the end",
     ),
@@ -429,7 +430,8 @@ SIGNATURES: tuple[Signature, ...] = (
     sign(
         "aborted",
         r"exitcode\s*: -6\b|exitcode: -6\)|return code = -6\b|Signal 6 \(SIGABRT\)|died with <Signals\.SIGABRT"
-        r"|exited on signal 6\b|terminated with signal SIGABRT|tasks? [\d,-]+: Aborted",
+        r"|exited on signal 6\b|terminated with signal SIGABRT|tasks? [\d,-]+: Aborted"
+        r"|^\S+: line \d+:\s+\d+ Aborted\b",
         "compiled code ended the process (SIGABRT): NCCL's watchdog after a collective that did not end, most often, "
         "or a check that failed; the rank's own words are not in this log",
         _OWN_LOGS,
@@ -441,7 +443,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|exits with return code = (?P<c>-?[1-9]\d*)|returned non-zero exit status (?P<d>\d+)"
         r"|exited with non-zero status (?P<e>[1-9]\d*)|tasks? [\d,-]+: Exited with exit code (?P<f>\d+)"
         r"|ssh exited with exit code (?P<g>[1-9]\d*)|process \d+ terminated with exit code (?P<h>[1-9]\d*)"
-        r"|process returned a\s+non-zero exit code|processes exited with non-zero status",
+        r"|process returned a\s+non-zero exit code|processes exited with non-zero status"
+        r"|srun: error: Timed out waiting for job step to complete",
         "a rank ended, and no line of this log says why: this is only the launcher's account of it",
         _OWN_LOGS,
         "launcher",
