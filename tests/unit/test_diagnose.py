@@ -133,6 +133,25 @@ def test_where_srun_starts_the_ranks_a_task_is_a_rank() -> None:
     assert of(recorded + of_ranks).rank == 1  # @record around a rank's own main
 
 
+def test_the_rank_of_a_spawned_process() -> None:
+    text = """
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 3 terminated with the following error:
+Traceback (most recent call last):
+  File "train.py", line 9, in work
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+    assert (of(text).name, of(text).rank) == ("cuda-out-of-memory", 3)
+
+
+def test_rays_account_gives_way_to_a_workers_own_words() -> None:
+    own = "(WorkerDict pid=9) RuntimeError: CUDA error: an illegal memory access was encountered"
+    account = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    assert of(account).name == "ray-worker"
+    assert of(f"{account}\n{own}").name == of(f"{own}\n{account}").name == "gpu-fault"
+
+
 def test_a_command_that_deepspeed_quotes_names_no_rank() -> None:
     """It is the last rank's command, whichever failed (deepspeed/launcher/launch.py, sigkill_handler)."""
     text = """
@@ -203,6 +222,26 @@ return code = -9
         ("OSError: [Errno 24] Too many open files", "open-files"),
         ("Message:        The node was low on resource: ephemeral-storage.", "evicted"),
         ("      Exit Code:    137", "killed"),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Segmentation fault", "worker-crashed"),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.", "worker-lost"),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Terminated.", "worker-told-to-end"),
+        ('RuntimeError: Error(s) in loading state_dict for N:\n        Missing key(s) in state_dict: "module.l".',
+         "missing-keys"),
+        ("RuntimeError: Missing key in checkpoint state_dict: optimizer.state.exp_avg.l.weight.", "missing-keys"),
+        ("AssertionError: FSDP assumes l.lora_B.weight is in the state_dict but the state_dict only has odict_keys([])",
+         "missing-keys"),
+        ("Traceback (most recent call last): (RANK 3)\n  File \"p.py\", line 9, in plan\n"
+         "    md = metadata.state_dict_metadata[fqn]\nKeyError: 'emb'", "missing-keys"),
+        ("Traceback (most recent call last):\n  File \"t.py\", line 9, in f\n    x = d[k]\nKeyError: 'emb'", "other"),
+        ("Traceback (most recent call last):\n  File \"s.py\", line 57, in __init__\n"
+         "    sl = self._semlock = _multiprocessing.SemLock(\nOSError: [Errno 28] No space left on device",
+         "shared-memory"),
+        ("Traceback (most recent call last):\n  File \"s.py\", line 57, in save\n"
+         "    f.write(text)\nOSError: [Errno 28] No space left on device", "disk-full"),
+        ("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "ray-worker"),
+        ("(raylet) A worker died or was killed while executing a task by an unexpected system error. There are some "
+         "potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage. (3) The "
+         "worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.", "ray-worker"),
         ("/x/train.sh: line 84: 2324 Aborted                 (core dumped) python train.py", "aborted"),
         ("slurmstepd: error: *** STEP 6.0 ON n1 CANCELLED AT 2030-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
          "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused", "preempted"),

@@ -23,6 +23,9 @@ _OF_AGENT = re.compile(
     r"torch\.distributed\.(?:run|elastic\.(?:agent|rendezvous|multiprocessing\.api))\b"
     r"|torch/distributed/(?:run|launch|launcher/api)\.py|(?:^|[\s/])torchrun -|local_rank: \d+(?:\)| \(pid)"
 )
+# The quoted line above an error whose own words do not tell it from others.
+_CALLED = re.compile(r"_multiprocessing\.SemLock\(|state_dict_metadata\[fqn\]")
+_SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error")
 # What srun and mpirun say: the host, and the task, which is the rank where there is one a rank.
 _TASK = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<task>\d+)[:,-]"
@@ -39,7 +42,7 @@ _OVERFLOW = re.compile(
     r"|loss[\"']?\s*[:=]\s*[\"']?(?:nan|inf)\b|grad_norm[\"']?\s*[:=]\s*[\"']?nan",
     re.IGNORECASE,
 )
-_TRACEBACK = re.compile(r"(?:^|[\]}|: ])Traceback \(most recent call last\):\s*$")
+_TRACEBACK = re.compile(r"(?:^|[\]}|: ])Traceback \(most recent call last\):(?: \(RANK \d+\))?\s*$")
 _IGNORED = "Exception ignored in"
 _OTHER = "no known pattern: the error's own words say what happened"
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
@@ -189,6 +192,7 @@ def _rank_of(first: _Seen, root: _Root | None, lines: Sequence[Line]) -> int | N
     if "exits with return code" in first.line.text:
         return None  # DeepSpeed's launcher does not say whose
     ranks = {line.rank for line in lines if line.rank is not None}
+    ranks |= {int(match[1]) for line in lines if (match := _SPAWNED.match(line.text))}
     return next(iter(ranks)) if len(ranks) == 1 else None
 
 
@@ -201,6 +205,8 @@ def _errors(lines: Sequence[Line]) -> list[_Seen]:
         text = line.text.strip()
         if not text or is_no_error(text):
             continue
+        if order in ends and order and (called := _CALLED.search(lines[order - 1].text)):
+            text = f"{text} (in {called[0]})"
         known = recognise(text, among) if _may_be_error(line.text) else None
         if known is not None:
             signature, match = known
@@ -267,7 +273,7 @@ def _own_fix(lines: Sequence[Line], order: int) -> str:
 def _may_be_error(text: str) -> bool:
     """Source lines that a traceback quotes are not errors, nor is the place that they stand in."""
     return not text.startswith(("    ", "  File ", "│")) or text.lstrip().startswith(
-        ("size mismatch for ", '"message": ', "Exit Code:", "Reason:", "Message:")
+        ("size mismatch for ", '"message": ', "Exit Code:", "Reason:", "Message:", "Missing key", "Unexpected key")
     )
 
 

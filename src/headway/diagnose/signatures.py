@@ -193,7 +193,7 @@ SIGNATURES: tuple[Signature, ...] = (
     sign(
         "shared-memory",
         r"bus error|\bSIGBUS\b|shared memory \(shm\)|unable to (?:open|write to|allocate) shared memory|shm_open"
-        r"|exitcode\s*: -7\b|return code = -7\b|/dev/shm\S*.*No space left|No space left.*/dev/shm",
+        r"|exitcode\s*: -7\b|return code = -7\b|/dev/shm\S*.*No space left|No space left.*(?:/dev/shm|SemLock)",
         "shared memory (/dev/shm) is too small",
         "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm; or fewer "
         "DataLoader workers",
@@ -246,6 +246,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "the checkpoint was written by {saved} ranks and is read by {now}: DeepSpeed's own cannot be parted anew",
         "start with {saved} ranks; or convert it (ds_to_universal.py), or take the weights alone (zero_to_fp32.py); "
         "Headway's own checkpoints resume on any number of ranks",
+    ),
+    sign(
+        "missing-keys",
+        r"(?:Missing|Unexpected) key\(s\) in state_dict: \""
+        r"|Missing key in checkpoint state_dict: \S"
+        r"|FSDP assumes \S+ is in the state_dict|KeyError: .*state_dict_metadata\[",
+        "the names in the checkpoint are not the model's: a wrapper's prefix (module., _orig_mod., "
+        "_fsdp_wrapped_module.), adapters on one side only, or another model",
+        "build and wrap the model as it was when it was saved, before loading; or save without the wrapper "
+        "(model.module.state_dict()) and cut the prefix off the file's names",
     ),
     sign(
         "size-mismatch",
@@ -345,6 +355,22 @@ SIGNATURES: tuple[Signature, ...] = (
         "the model; without a network: download once, then HF_HUB_OFFLINE=1",
     ),
     sign(
+        "worker-crashed",
+        r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: (?P<signal>Segmentation fault|Aborted"
+        r"|Floating point exception|Illegal instruction)",
+        "compiled code crashed in a process that reads data ({signal}): a decoder, or a library that was used before "
+        "the fork",
+        "PYTHONFAULTHANDLER=1 and 0 workers show the line; multiprocessing_context='spawn', or one thread in the "
+        "library (cv2.setNumThreads(0), OMP_NUM_THREADS=1)",
+    ),
+    sign(
+        "worker-told-to-end",
+        r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: (?:Terminated|Interrupt|Hangup)",
+        "a process that reads data was told to end, as all of a rank's processes are when the rank is",
+        "read what ended the rank: the lines above, the other ranks' logs, and the scheduler's",
+        "echo",
+    ),
+    sign(
         "worker-lost",
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal: (?P<signal>\w+))",
         "a process that reads data ended (signal: {signal}): memory, most often",
@@ -378,7 +404,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     sign(
         "killed",
-        r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by SIGKILL"
+        r"exits with return code = -9\b|exitcode\s*: -9\b|exitcode: -9\b|Signal 9 \(SIGKILL\)"
+        r"|killed by SIGKILL(?! by OOM killer due)"
         r"|^\S+: line \d+:\s+\d+ Killed\b|^Killed(?:\s+\S*python.*)?$|return code 137|exit (?:status )?code:?\s+137\b"
         r"|died with <Signals\.SIGKILL|terminated with signal SIGKILL|exited on signal 9\b"
         r"|srun: error: \S+: tasks? [\d,-]+: Killed",
@@ -389,7 +416,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     sign(
         "segfault",
-        r"Segmentation fault|\bSIGSEGV\b|exitcode\s*: -11\b|return code = -11\b",
+        r"Segmentation fault|\bSIGSEGV\b(?! or other)|exitcode\s*: -11\b|return code = -11\b",
         "compiled code crashed: packages built for different torch or CUDA releases, most often",
         "headway doctor compares the versions; PYTHONFAULTHANDLER=1 shows the line",
     ),
@@ -435,6 +462,17 @@ SIGNATURES: tuple[Signature, ...] = (
         "compiled code ended the process (SIGABRT): NCCL's watchdog after a collective that did not end, most often, "
         "or a check that failed; the rank's own words are not in this log",
         _OWN_LOGS,
+        "launcher",
+    ),
+    sign(
+        "ray-worker",
+        r"ray\.exceptions\.(?:RayActorError|ActorDiedError|WorkerCrashedError)"
+        r"|worker died or was killed while executing a task by an unexpected system error"
+        r"|The actor is dead because its (?:worker process|owner|node) has died",
+        "a process that Ray started ended, and this is only Ray's account: it was out of memory, it crashed, or its "
+        "host was lost",
+        "the dead process's own words: /tmp/ray/session_latest/logs/worker-*.err on the host that Ray names; dmesg -T "
+        "there; RAY_DEDUP_LOGS=0 shows every rank's lines",
         "launcher",
     ),
     sign(
