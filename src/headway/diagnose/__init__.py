@@ -3,5 +3,5 @@
     headway show RUN             after a failure
     headway doctor --log FILE    any log: Headway's, torchrun's, deepspeed's, srun's, a rank's own
 
-`signatures` is the table of what is recognised, `streams` parts a log into its ranks, `judge` chooses.
+`signatures` and `outside` are the table of what is recognised, `streams` parts a log into its ranks, `judge` chooses.
 """
