@@ -70,7 +70,7 @@ def test_an_array_is_known_by_its_first_character(tmp_path: Path, tokenizer: Pat
     lines.mkdir()
     array.mkdir()
     write_jsonl(lines / "a.jsonl", chats)
-    raw = b"\xef\xbb\xbf \n" + json.dumps(chats, indent=2).encode()
+    raw = b"\xef\xbb\xbf" + b" " * 5000 + b"\n" + json.dumps(chats, indent=2).encode()
     if name.endswith(".gz"):
         raw = gzip.compress(raw)
     elif name.endswith(".zst"):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES, _FIRST_BYTES = 2**20, 2**12
 _KEPT = "surrogateescape"  # a byte that is no text stands for itself, so that only its own record is lost
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NO_TEXT = re.compile("[\udc80-\udcff]")
@@ -46,6 +46,14 @@ class Element(NamedTuple):
     bad: BadByte | None
 
 
+def begins_array(file: BinaryIO) -> bool:
+    """Whether the first character behind white space opens an array; little of the file is read for it."""
+    begun, first = b"", file.read(_FIRST_BYTES).removeprefix(codecs.BOM_UTF8)
+    while first and not (begun := first.lstrip(b" \t\r\n")):
+        first = file.read(_FIRST_BYTES)
+    return begun.startswith(b"[")
+
+
 class JsonDocument:
     """A JSON document and a place in it. `encoding`: one whose blanks, brackets and quotes are those of ASCII.
 
@@ -62,10 +70,6 @@ class JsonDocument:
         first = file.read(_BLOCK_BYTES)
         self._before_bytes = len(mark) if first.startswith(mark) else 0  # of the file, before what is held
         self._held = self._decoder.decode(first.removeprefix(mark))
-
-    def begins_with(self, mark: str) -> bool:
-        """Whether this is the first character behind white space."""
-        return self._next() == mark
 
     def elements(self, field: str = "") -> Iterator[Element]:
         """The elements of the array that the document is, or of the one under the key `field` of its object.

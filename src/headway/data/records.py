@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.config.schema import SourceConfig
 from headway.data.files import FileSource
-from headway.data.json_arrays import Element, JsonDocument, NotJson
+from headway.data.json_arrays import Element, JsonDocument, NotJson, begins_array
 from headway.data.seam import Document, Skip
 from headway.data.shapes import TEXT, Keys, columns, every_column, fitting, readable
 from headway.data.unpacking import TEXT_PER_BYTE, ending, is_compressed, open_unpacked, undamaged
@@ -131,7 +131,7 @@ class JsonLines(RecordSource):
         if name not in self._arrays:
             try:
                 with open_unpacked(self.path(name)) as file:
-                    self._arrays[name] = bool(self.field) or JsonDocument(file, self.encoding).begins_with("[")
+                    self._arrays[name] = bool(self.field) or begins_array(file)
             except (OSError, EOFError, zlib.error, lzma.LZMAError):
                 self._arrays[name] = False
         return self._arrays[name]
