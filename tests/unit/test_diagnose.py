@@ -152,6 +152,11 @@ def test_rays_account_gives_way_to_a_workers_own_words() -> None:
     assert of(f"{account}\n{own}").name == of(f"{own}\n{account}").name == "gpu-fault"
 
 
+def test_what_a_compiler_backend_raised_is_the_error() -> None:
+    text = "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nTypeError: 'NoneType' has no len()"
+    assert of(text).error == "TypeError: 'NoneType' has no len()"
+
+
 def test_a_command_that_deepspeed_quotes_names_no_rank() -> None:
     """It is the last rank's command, whichever failed (deepspeed/launcher/launch.py, sigkill_handler)."""
     text = """
@@ -222,6 +227,20 @@ return code = -9
         ("OSError: [Errno 24] Too many open files", "open-files"),
         ("Message:        The node was low on resource: ephemeral-storage.", "evicted"),
         ("      Exit Code:    137", "killed"),
+        ("n2:40:46 [7] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+         "locked-memory"),
+        ("n2:40:46 [5] NCCL WARN NET/OFI Unable to register memory (type = 1). RC: 12, Error: Cannot allocate memory",
+         "locked-memory"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: Cannot allocate memory",
+         "host-out-of-memory"),
+        ("n2:96:96 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x",
+         "shared-memory"),
+        ("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+         "RuntimeError: Cannot find a working triton installation.", "missing-triton"),
+        ("ValueError: Please correct the following DeepSpeed config values that mismatch TrainingArguments values:\n"
+         "- ds fp16.enabled=True vs hf fp16=False", "config-differs"),
+        ("Traceback (most recent call last):\n  File \"c.py\", line 9, in fetch_sub_module\n"
+         "    ahead.append(self.__param_queue.popleft())\nIndexError: pop from an empty deque", "module-order"),
         ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Segmentation fault", "worker-crashed"),
         ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.", "worker-lost"),
         ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Terminated.", "worker-told-to-end"),
@@ -380,6 +399,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
         (f"[pod/job-worker-1/trainer] [rank3]: {OOM}", 3, "job-worker-1"),
         (f"worker-1  | [rank3]: {OOM}", 3, "worker-1"),
         (f"[1,3]<stderr>:{OOM}", 3, ""),
+        (f"2024-09-26 07:59:39.732000: [rank2]: {OOM}", 2, ""),
         (f"[default0]:[rank12]: {OOM}", 12, ""),
         (f"10.0.0.2: {OOM.removeprefix('torch.')}", None, "10.0.0.2"),
         (f"\x1b[31m[rank3]: {OOM}\x1b[0m", 3, ""),

@@ -24,7 +24,7 @@ _OF_AGENT = re.compile(
     r"|torch/distributed/(?:run|launch|launcher/api)\.py|(?:^|[\s/])torchrun -|local_rank: \d+(?:\)| \(pid)"
 )
 # The quoted line above an error whose own words do not tell it from others.
-_CALLED = re.compile(r"_multiprocessing\.SemLock\(|state_dict_metadata\[fqn\]")
+_CALLED = re.compile(r"_multiprocessing\.SemLock\(|state_dict_metadata\[fqn\]|__param_queue\.popleft")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error")
 # What srun and mpirun say: the host, and the task, which is the rank where there is one a rank.
 _TASK = re.compile(
@@ -235,6 +235,8 @@ def _unknown(lines: Sequence[Line], order: int, strength: Strength) -> _Seen:
 def _heads(lines: Sequence[Line], order: int) -> bool:
     """Whether a line is the heading of the next, which is the error: `Error(s) in loading state_dict for X:`."""
     below = lines[order + 1].text if order + 1 < len(lines) else ""
+    if lines[order].text.rstrip().endswith(" raised:") and EXCEPTION.match(below):
+        return True  # torch.compile names its backend first
     known = recognise(below) if _may_be_error(below) else None
     return known is not None and known[0].strength in ("strong", "weak")
 

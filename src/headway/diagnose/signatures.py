@@ -26,6 +26,14 @@ SIGNATURES: tuple[Signature, ...] = (
         LESS_MEMORY,
     ),
     sign(
+        "locked-memory",
+        r"ibv_(?:create_cq|create_qp|reg_mr\w*|alloc_pd)\b.*Cannot allocate memory"
+        r"|Unable to register memory .*Cannot allocate",
+        "the network card could not lock memory: the limit on locked memory (ulimit -l) is low for this process",
+        "ulimit -l unlimited: memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd and containerd, "
+        "docker run --ulimit memlock=-1, Kubernetes: the IPC_LOCK capability",
+    ),
+    sign(
         "host-out-of-memory",
         r"DefaultCPUAllocator: (?:can't|not enough memory: you tried to) allocate(?: memory: you tried to allocate)? "
         r"(?P<asked>\d+ bytes)|^MemoryError\b|Cannot allocate memory|std::bad_alloc|oom-kill:|oom_reaper"
@@ -41,6 +49,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "the Python of this rank's host has no module {module}",
         "python -m pip install {module}, in the environment of every host; `headway doctor --hostfile FILE` compares "
         "them",
+    ),
+    sign(
+        "missing-triton",
+        r"Cannot find a working triton installation|TritonMissing\b",
+        "torch.compile needs Triton, and this environment has none that works",
+        "install the triton release that this torch names (`pip show torch`), and a C compiler; or do not compile: "
+        "TORCH_COMPILE_DISABLE=1",
     ),
     sign(
         "no-kernel-image",
@@ -114,6 +129,20 @@ SIGNATURES: tuple[Signature, ...] = (
         "FILE finds where the rank is read; or start no more ranks than GPUs",
     ),
     # --- the training script and its settings ---
+    sign(
+        "config-differs",
+        r"DeepSpeed config values that mismatch TrainingArguments",
+        "the DeepSpeed JSON and the training arguments say different values; the next lines name them",
+        'write "auto" for these in the JSON, so that the arguments fill them in',
+    ),
+    sign(
+        "module-order",
+        r"pop from an empty deque.*__param_queue",
+        "ZeRO-3 fetches weights ahead in the order of the step before, and the modules ran in another: generation "
+        "between steps, a branch, or hooks that were taken off",
+        "a newer DeepSpeed; the same modules in each step on every rank; stage3_prefetch_bucket_size=0 shows whether "
+        "it is this",
+    ),
     sign(
         "batch-sizes",
         r"Check batch related parameters|train_batch_size is not equal to|(?P<what>Micro batch size per gpu|"
@@ -189,7 +218,8 @@ SIGNATURES: tuple[Signature, ...] = (
     sign(
         "shared-memory",
         r"bus error|\bSIGBUS\b|shared memory \(shm\)|unable to (?:open|write to|allocate) shared memory|shm_open"
-        r"|exitcode\s*: -7\b|return code = -7\b|/dev/shm\S*.*No space left|No space left.*(?:/dev/shm|SemLock)",
+        r"|exitcode\s*: -7\b|return code = -7\b|/dev/shm\S*.*No space left|No space left.*(?:/dev/shm|SemLock)"
+        r"|creating shared memory segment|failed to extend /dev/shm",
         "shared memory (/dev/shm) is too small",
         "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm; or fewer "
         "DataLoader workers",

@@ -18,7 +18,7 @@ _FILE = (
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BEGINS = r"(?=\[|Traceback|  File| |\w+Error|ERROR|RuntimeError)"
-_WRITES = r"(?=Traceback| *File \"|[A-Za-z_][\w.]*(?:Error|Exception)\b)"
+_WRITES = r"(?=Traceback|\[rank\d+\]:| *File \"|[A-Za-z_][\w.]*(?:Error|Exception)\b)"
 # Outermost first: what stands before a line, and may be cut off.
 _PREFIX = (
     # docker and kubectl logs --timestamps; a container runtime's own file says the stream as well
@@ -28,7 +28,7 @@ _PREFIX = (
     re.compile(r"^(?P<host>[\w.-]+-\d+) +\| "),  # docker compose
     # Azure's joined logs; and a time that a wrapper puts before what Python writes
     re.compile(r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)? \[(?P<host>[\w.-]+), ?[\w.]+\] ?"),
-    re.compile(rf"^[\[【]?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?[\]】]? ?(?:\[[A-Z]+\] )?{_WRITES}"),
+    re.compile(rf"^[\[【]?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?[\]】]?:? ?(?:\[[A-Z]+\] )?{_WRITES}"),
     re.compile(r"^\[\d+,(?P<task>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
     re.compile(r"^\[(?:default|[\w.-]*?)(?P<rank>\d+)\]:\s?"),  # torchrun --tee: [default3]: , newer ones [trainer3]:
     re.compile(r"^\[rank(?P<rank>\d+)\]:\s?", re.IGNORECASE),
