@@ -20,8 +20,8 @@ import pytest
 from fakes.jobs import wait_for
 from fakes.trackers import empty_store
 
-# What mlflow-skinny leaves out of its own server: its extra auth, moto[server] and trl bring it.
-_NEEDED = ("flask_wtf", "flask_cors", "cryptography", "pandas", "sqlalchemy", "alembic", "uvicorn")
+# What mlflow-skinny leaves out of its own server: the extra dev brings it.
+_NEEDED = ("aiohttp", "flask_wtf", "flask_cors", "cryptography", "pandas", "sqlalchemy", "alembic", "uvicorn")
 _START_SECONDS = 120  # 5 s on an idle machine
 _ACCOUNTS = """[mlflow]
 default_permission = READ
