@@ -173,7 +173,7 @@ class _Bench:
         self.taken.append(time.perf_counter() - before)
 
     def warm_up(self) -> float:
-        """Seconds of a step to come, about: of the second where the first, which builds what later ones find, is short."""
+        """About the seconds of a step to come; a short first one, which builds what later ones find, is made again."""
         self.step()
         if max(exchange(self.taken[0])) < _LONG_SECONDS:
             self.step()
