@@ -248,8 +248,8 @@ def _read_peer(contender: Contender, folder: Path, began: float) -> Record:
 
 def _read_headway(contender: Contender, folder: Path, began: float) -> Record:
     from headway.plan.files import read_plan
+    from headway.plan.work import useful_flops_per_token
     from headway.run.paths import RunDir
-    from headway.train.peak import flops_per_token
 
     (path,) = (folder / "runs").iterdir()
     run_dir = RunDir(path)
@@ -271,7 +271,7 @@ def _read_headway(contender: Contender, folder: Path, began: float) -> Record:
         steps,
         marks | {"first step": first - began},
         {part: values[len(values) // 2] for part, values in shares.items() if values},
-        flops_per_token(plan.shape, plan.data.sequence),
+        useful_flops_per_token(plan.shape, plan.data.sequence),
     )
 
 

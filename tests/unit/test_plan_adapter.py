@@ -18,8 +18,8 @@ from headway.plan.explain import explain, summary_rows
 from headway.plan.make import AllFacts, make_plan
 from headway.plan.memory import MemoryRequest, adapter_bytes, logits_bytes, model_states
 from headway.plan.schema import Plan
+from headway.plan.work import useful_flops_per_token
 from headway.registry import require_extra
-from headway.train.peak import flops_per_token
 
 FILE: dict[str, Any] = {
     "model": {"from": "./base"},
@@ -98,7 +98,7 @@ def test_a_frozen_head_keeps_no_gradient_and_the_pairs_keep_little() -> None:
 
 def test_frozen_weights_cost_two_thirds() -> None:
     whole, adapted = plan_with(None).shape, plan_with({"rank": 16}).shape
-    assert flops_per_token(adapted, 1024) / flops_per_token(whole, 1024) == pytest.approx(2 / 3, abs=0.02)
+    assert useful_flops_per_token(adapted, 1024) / useful_flops_per_token(whole, 1024) == pytest.approx(2 / 3, abs=0.02)
 
 
 def test_the_plan_says_what_is_trained() -> None:

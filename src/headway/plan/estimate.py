@@ -5,7 +5,8 @@ from __future__ import annotations
 from headway.plan.constants import MEMORY
 from headway.plan.footprint import footprint
 from headway.plan.setting import USABLE_SHARE, Estimate, EstimateRequest
-from headway.plan.steptime import model_flops_per_token, step_time
+from headway.plan.steptime import step_time
+from headway.plan.work import useful_flops_per_token
 
 
 def estimate(request: EstimateRequest) -> Estimate:
@@ -14,8 +15,8 @@ def estimate(request: EstimateRequest) -> Estimate:
     machine, device = request.machine, request.machine.device
     per_host = min(machine.devices_per_host, request.degrees.devices)
     rate = request.step_tokens / step.seconds
-    flops = model_flops_per_token(request)
-    asked = "bf16" if request.precision == "fp8" else request.precision
+    flops = useful_flops_per_token(request.shape, request.sequence)
+    asked = {"fp8": "bf16", "fp32": "tf32" if request.tf32 else "fp32"}.get(request.precision, request.precision)
     peak = next(filter(None, (device.peak_flops(kind) for kind in (asked, "fp16", "fp32"))))
     return Estimate(
         items=memory.items,

@@ -13,9 +13,9 @@ from headway.plan.estimate import estimate
 from headway.plan.memory import GIB, host_limit_bytes, setting_of, used_bytes
 from headway.plan.passes import Passes, passes_of
 from headway.plan.schema import MemoryItem, Plan
-from headway.plan.setting import Degrees, Estimate, EstimateRequest, TimeItem
+from headway.plan.setting import USABLE_SHARE, Degrees, Estimate, EstimateRequest, TimeItem
 from headway.plan.steptime import forward_seconds
-from headway.plan.work import request_of, rows_of, work_of
+from headway.plan.work import request_of, rows_of, useful_flops_per_token
 
 # Nine of ten published speeds lie within this share of the estimate (docs/planner-accuracy.md), and 40 of 48 steps of a
 # calibrated CPU machine at any load (bench/results/planner-here.md).
@@ -66,6 +66,11 @@ class Forecast:
     @property
     def fits(self) -> bool:
         return self.device_bytes <= self.limit_bytes and self.host_bytes <= self.host_limit_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits, but the upper end of its band is more than the device has."""
+        return self.fits and USABLE_SHARE * self.high_bytes > self.limit_bytes
 
     @property
     def misfit(self) -> str:
@@ -123,6 +128,7 @@ def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
         low_bytes=int(memory.device_bytes * (1 - MEMORY.band)),
         high_bytes=int(memory.device_bytes * (1 + MEMORY.band)),
         host_bytes=memory.host_bytes * min(plan.launch.processes, plan.cluster.devices_per_host),
+        host_limit_bytes=host_limit_bytes(plan.cluster),
         tokens_per_second=rate,
     )
 
@@ -153,7 +159,7 @@ def _on_cpu(plan: Plan, basis: Basis) -> Forecast:
     else:
         times = measured_times(plan, basis.rates)
         seconds, band = sum(item.seconds for item in times), TIME_BAND
-    flops = work_of(plan).flops * processes
+    flops = tokens * rows_of(plan) * useful_flops_per_token(plan.shape, plan.data.sequence)
     peak = basis.rates.matmul_flops * processes if basis.rates else None
     return Forecast(
         items=plan.memory.items,

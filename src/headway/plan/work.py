@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.facts.schema import ModelShape
 from headway.plan.memory import MemoryRequest, activation_bytes, logits_bytes
 from headway.plan.quantizing import gathered_numbers, planned_bits
 from headway.plan.schema import Plan
@@ -91,6 +92,21 @@ def flops_per_token(plan: Plan, *, passes: float | None = None) -> float:
     of_scores = (passes or 3.0) + again
     of_added = (passes or 3.0) + again
     return 2 * ((every + again) * body + of_added * added + every * head + of_scores * scores)
+
+
+def useful_flops_per_token(shape: ModelShape, sequence: int) -> float:
+    """Forward and backward operations for one token of a full window: what MFU counts, in a plan and in a run.
+
+    6 per matrix weight that the token passes through (Kaplan et al. 2020) plus attention, 6 x layers x heads x head_dim
+    x sequence: half of PaLM's 12 (Chowdhery et al. 2022, appendix B), since a causal product needs only half. An untied
+    input embedding is a look-up, not a product; recomputation by activation checkpointing is not counted (model, not
+    hardware, FLOPs). A frozen weight has no gradient of its own: 4 in place of 6.
+    """
+    lookup = 0 if shape.tied else shape.vocab * shape.hidden
+    idle = shape.experts.idle_parameters if shape.experts else 0
+    frozen = max(0, shape.parameters - shape.trainable_parameters - lookup - idle) if shape.adapter else 0
+    passed = shape.parameters - lookup - idle
+    return 6 * passed - 2 * frozen + 6 * shape.layers * shape.heads * shape.head_dim * sequence
 
 
 def request_of(plan: Plan) -> MemoryRequest:

@@ -1,4 +1,4 @@
-"""What this device can do at best, and how much of it a token needs: the two halves of MFU."""
+"""What this device can do at best, and what it holds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import time
 
 import psutil
 import torch
-
-from headway.facts.schema import ModelShape
 
 _MEASURE_SECONDS = 0.2
 
@@ -30,19 +28,6 @@ def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
         _synchronize(device)
         best = min(best, time.perf_counter() - before)
     return 2 * n**3 / best
-
-
-def flops_per_token(shape: ModelShape, sequence: int) -> float:
-    """Forward and backward operations for one token of a full window.
-
-    6 per matrix weight (Kaplan et al. 2020) plus attention, 6 x layers x heads x head_dim x sequence: half of PaLM's
-    12 (Chowdhery et al. 2022, appendix B), since a causal product needs only half. An untied input embedding is a
-    look-up, not a product; recomputation by activation checkpointing is not counted (model, not hardware, FLOPs).
-    A frozen weight has no gradient of its own: 4 in place of 6.
-    """
-    lookup = 0 if shape.tied else shape.vocab * shape.hidden
-    frozen = max(0, shape.parameters - shape.trainable_parameters - lookup) if shape.adapter else 0
-    return 6 * (shape.parameters - lookup) - 2 * frozen + 6 * shape.layers * shape.heads * shape.head_dim * sequence
 
 
 def memory_bytes(device: torch.device) -> tuple[int, int]:

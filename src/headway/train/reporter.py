@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from headway.plan.schema import Plan
+from headway.plan.work import useful_flops_per_token
 from headway.run.journal import Journal
 from headway.run.paths import RunDir
 from headway.track.fanout import FanOut
 from headway.track.record import evaluation_values
 from headway.train.loop import StepReport, mean_loss
-from headway.train.peak import flops_per_token, memory_bytes
+from headway.train.peak import memory_bytes
 from headway.train.progress import Progress
 
 
@@ -42,7 +43,7 @@ class Reporter(SilentReporter):
         self.plan, self.device, self.weights = plan, device, weights
         self.tracker = FanOut((), print)  # until the trackers start
         self._events = Journal(run.events)
-        self._flops_per_token = flops_per_token(plan.shape, plan.data.sequence)
+        self._flops_per_token = useful_flops_per_token(plan.shape, plan.data.sequence)
         self._since = _Window()
 
     def event(self, name: str, **fields: Any) -> None:
