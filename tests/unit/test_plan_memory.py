@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.plans import A100_8, GIB, LAPTOP, SMALL, plan_of, shape
+from headway.facts.schema import AdapterShape, ExpertShape
 from headway.plan.footprint import footprint
 from headway.plan.memory import (
     CPU_TRACKER_BYTES,
@@ -25,7 +27,7 @@ from headway.plan.memory import (
     setting_of,
     used_bytes,
 )
-from headway.plan.schema import CompressionPlan, MemoryPlan, OptimizerPlan, StrategyPlan
+from headway.plan.schema import CompressionPlan, MemoryItem, MemoryPlan, OptimizerPlan, StrategyPlan
 from headway.plan.work import request_of
 from headway.units import format_bytes
 
@@ -290,3 +292,76 @@ def test_trackers_are_counted_on_a_cpu() -> None:
     assert items["trackers"] == CPU_TRACKER_BYTES["tensorboard"] + CPU_TRACKER_BYTES["mlflow"]
     assert tracked.memory.device_bytes - plain.memory.device_bytes == items["trackers"]
     assert estimate_memory(request_of(tracked)) == tracked.memory
+
+
+STATES = (
+    "parameters",
+    "gradients",
+    "optimizer states",
+    "second copy of the parameters",
+    "offload staging",
+    "16-bit copies of the weights",
+    "dequantised matrix",
+)
+EXPERTS = ExpertShape(count=8, per_token=2, ffn=14336, layers=36, parameters=36 * 8 * 3 * 4096 * 14336)
+ADAPTED = AdapterShape(parameters=10**7, layers=252, rank=16, inputs=10**6, linear_parameters=7_000_000_000)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("of", ["dense", "experts", "quantised"])
+def test_gpus_and_cpus_count_the_same_states(precision: Any, of: str) -> None:
+    """On either side of the offload: a CPU's figures are those that are counted on the live engine."""
+    ways = [StrategyPlan(kind="ddp"), StrategyPlan(kind="single"), *(zero(stage) for stage in range(4))]
+    ways += [zero(stage, offload_optimizer=True) for stage in (1, 2, 3)]
+    ways += [zero(3, offload_optimizer=on, offload_parameters=True, secondary_partition=4) for on in (True, False)]
+    ways.append(zero(3, secondary_partition=2))
+    model = {
+        "dense": shape(7_500_000_000),
+        "experts": shape(7_500_000_000 + EXPERTS.parameters, experts=EXPERTS),
+        "quantised": shape(7_510_000_000, trainable_parameters=10**7, adapter=ADAPTED),
+    }[of]
+    for strategy in ways:
+        for sequences in (8, 64):
+            asked = request(
+                strategy,
+                shape=model,
+                precision=precision,
+                processes=8,
+                global_sequences=sequences,
+                base_bits=4.5 if of == "quantised" else None,
+            )
+            made = by_name(estimate_memory(asked).items)
+            counted = by_name(model_states(asked))
+            for name in STATES:
+                found = made.get(name, (0, 0))
+                assert found == pytest.approx(counted.get(name, (0, 0)), abs=8), (strategy.label, name)
+
+
+def by_name(items: Iterable[MemoryItem]) -> dict[str, tuple[int, int]]:
+    """name -> (bytes on the device, on the host), whichever of its two names an item has."""
+    found: dict[str, tuple[int, int]] = {}
+    for item in items:
+        name = item.name.removeprefix("offloaded ")
+        device, host = found.get(name, (0, 0))
+        found[name] = device + item.device_bytes, host + item.host_bytes
+    return found
+
+
+def test_a_second_copy_of_the_parameters_is_counted() -> None:
+    """ZeRO++ (Wang et al. 2023, section 3.2): 16-bit parameters once more, over the ranks of a group."""
+    plain, twice = (estimate_memory(request(zero(3, secondary_partition=group))) for group in (1, 8))
+    assert twice.device_bytes - plain.device_bytes == pytest.approx(2 * 7.5e9 / 8, rel=0.001)
+    wider = estimate_memory(request(zero(3, secondary_partition=4096)))  # no more ranks than there are
+    assert wider.device_bytes - plain.device_bytes == pytest.approx(2 * 7.5e9 / 64, rel=0.001)
+
+
+def test_a_token_passes_through_several_experts() -> None:
+    """On a CPU too each keeps its activations: twice those of one MLP of that width."""
+
+    def kept(**changes: Any) -> int:
+        return activation_bytes(request(zero(2), cluster=LAPTOP, shape=shape(10**9, ffn=14336, **changes)))
+
+    two = kept(experts=EXPERTS)
+    one = kept(experts=EXPERTS.model_copy(update={"per_token": 1}))
+    assert one == kept()
+    assert two - one == 36 * 2048 * 4 * 14336 * 2

@@ -86,6 +86,21 @@ class ModelShape(Facts):
     attention_dropout: bool = False  # in training, of attention's weights
     experts: ExpertShape | None = None
 
+    @property
+    def mlp_width(self) -> float:
+        """Of the MLPs that one token passes through, averaged over the layers."""
+        moe = self.experts
+        if moe is None:
+            return float(self.ffn)
+        share = moe.layers / max(self.layers, 1)
+        return share * (moe.per_token * moe.ffn + moe.shared_ffn) + (1 - share) * self.ffn
+
+    @property
+    def largest_tensor_parameters(self) -> int:
+        """Of one weight: the embedding, a matrix of the MLP, or the ups of a layer's experts, which are stacked."""
+        stacked = self.experts.count * (1 + self.gated) * self.experts.ffn if self.experts else 0
+        return self.hidden * max(self.vocab, self.ffn, stacked)
+
 
 class DataFacts(Facts):
     """A token store seen at one sequence length; `estimated` where it was not built yet."""

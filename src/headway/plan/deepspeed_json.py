@@ -9,6 +9,7 @@ from typing import Any
 from headway.config.deepspeed_merge import Triangle, judge_triangle
 from headway.config.load import LoadedRun
 from headway.config.schema import StrategyConfig
+from headway.facts.model_config import divisors
 from headway.facts.schema import ClusterFacts
 from headway.plan.ledger import Ledger
 from headway.plan.schema import Plan, StrategyPlan
@@ -44,8 +45,17 @@ def judge_json(run: LoadedRun, processes: int, steps: int, ledger: Ledger) -> No
         ledger.refuse("train.length", str(train.length), rule, f"train.length='{said.value} steps', or write \"auto\"")
 
 
-def refuse_strategy(asked: StrategyConfig, cluster: ClusterFacts, precision: str, ledger: Ledger) -> None:
-    """ZeRO++ quantises by CUDA kernels; PowerSGD's error feedback would outlive a change of the loss scale."""
+def refuse_strategy(
+    asked: StrategyConfig, cluster: ClusterFacts, precision: str, processes: int, ledger: Ledger
+) -> None:
+    """ZeRO++ quantises by CUDA kernels, and its second copy is of equal groups of ranks; PowerSGD's error feedback
+    would outlive a change of the loss scale.
+    """
+    group = min(asked.secondary_partition, processes)
+    if processes % group:
+        legal = ", ".join(str(count) for count in divisors(processes))
+        rule = f"must divide the {processes} processes"
+        ledger.refuse("strategy.secondary_partition", asked.secondary_partition, rule, f"one of {legal}")
     compression = asked.gradient_compression
     if compression is not None and compression.kind == "powersgd" and precision == "fp16":
         rule = "does not go with fp16: what it carries over is in units of a loss scale that changes"

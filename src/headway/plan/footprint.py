@@ -155,9 +155,8 @@ def _states(request: EstimateRequest) -> dict[str, float]:
         ends = parts.ends / shards
         weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8 + 2 * ends
     mixed = request.precision != "fp32" and request.master
-    master = 4 if (mixed and weight == 2) or (request.precision == "fp32" and request.engine == "deepspeed") else 0
     gradient = 4 if request.engine == "megatron" and mixed else weight
-    states = _spread(request, parts, 1) * trained * (master + request.optimizer.bytes_per_parameter)
+    states = _spread(request, parts, 1) * trained * (_master_bytes(request) + request.optimizer.bytes_per_parameter)
     if request.shape.adapter is None:
         states += parts.ends / _shards(request, 1) * request.optimizer.more_of_embeddings
     gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * gradient
@@ -170,11 +169,11 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     if request.offload_optimizer or request.optimizer.paged:
         items["optimizer states"] = 0.0
     if request.offload_optimizer:
-        # stage 1 adds up whole gradients where they are made
-        whole = request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
-        items["gradients"] = parts.total * trained * weight if whole else 0.0
+        items["gradients"] = parts.total * trained * weight if _adds_whole_gradients(request) else 0.0
     if request.offload_parameters:
         items["parameters"] = scale_bytes(request.shape, request.linear_bits)
+    else:
+        items["second copy of the parameters"] = _second_copy(request)
     if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
         items["offload staging"] = _staging(request)
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
@@ -184,10 +183,28 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     return items
 
 
+def _master_bytes(request: EstimateRequest) -> int:
+    """Of a parameter's fp32 copy: beside 16-bit weights, and in DeepSpeed's stages 1 to 3 beside fp32 ones too."""
+    if request.precision == "fp32":
+        return 4 if request.engine == "deepspeed" and request.stage > 0 else 0
+    return 4 if request.master and weight_bytes(request) == 2 else 0
+
+
+def _adds_whole_gradients(request: EstimateRequest) -> bool:
+    """Stage 1 adds up whole gradients where they are made, also where the optimizer is on the host."""
+    return request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
+
+
+def _second_copy(request: EstimateRequest) -> float:
+    """ZeRO++'s second partition of the parameters, within a group of its own; whole parameters are gathered from it."""
+    if request.stage < 3 or request.secondary_group == 1:
+        return 0.0
+    return gathered_bytes(request) / min(request.secondary_group, request.shards)
+
+
 def _staging(request: EstimateRequest) -> float:
     """One gradient on its way to the host, on either side: the largest."""
-    shape = request.shape
-    return weight_bytes(request) * shape.hidden * max(shape.vocab, shape.ffn) / request.degrees.tensor
+    return weight_bytes(request) * request.shape.largest_tensor_parameters / request.degrees.tensor
 
 
 def _host(request: EstimateRequest) -> dict[str, float]:
@@ -197,9 +214,9 @@ def _host(request: EstimateRequest) -> dict[str, float]:
     weight, trained = weight_bytes(request), parts.trained_share
     if request.offload_optimizer:
         own = _spread(request, parts, 1) * trained
-        host["optimizer states"] = own * (4 * (weight == 2) + request.optimizer.bytes_per_parameter)
-        whole = request.engine == "deepspeed" and request.stage == 1 and request.accumulation > 1
-        host["gradients"] = own * (4 if whole else 4 + weight)
+        master = 4 if weight == 2 else _master_bytes(request)
+        host["optimizer states"] = own * (master + request.optimizer.bytes_per_parameter)
+        host["gradients"] = own * (4 if _adds_whole_gradients(request) else 4 + weight)
         if request.engine == "deepspeed" and request.stage < 3:  # the updated partition on its way back
             host["offload staging"] = _staging(request) + own * weight
     elif request.optimizer.paged:
@@ -209,6 +226,7 @@ def _host(request: EstimateRequest) -> dict[str, float]:
         held, held_in, _ = held_bytes(request.shape, request.linear_bits, shards)
         scales = scale_bytes(request.shape, request.linear_bits)
         host["parameters"] = (_spread(request, parts, 3) - held / shards) * weight + held_in - scales
+        host["second copy of the parameters"] = _second_copy(request)
     if request.offload_activations:
         host["activations"] = _kept(request)
     return host
@@ -367,27 +385,17 @@ def _cast(request: EstimateRequest) -> float:
     """Bytes a token: fp8 operation by operation keeps each product's input in 16 bits and in fp8, each for itself."""
     if request.precision != "fp8" or request.software.kernels != "eager":
         return 0.0
-    return 3 * (6 * request.shape.hidden + _width(request)) / request.degrees.tensor
+    return 3 * (6 * request.shape.hidden + request.shape.mlp_width) / request.degrees.tensor
 
 
 def _selected(request: EstimateRequest) -> float:
     """Bytes a token: the layer's input, attention's output and every second matrix product (torchtitan's policy)."""
     shape, tensor = request.shape, request.degrees.tensor
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    kept = (2 * query + key + _width(request)) / tensor
+    kept = (2 * query + key + request.shape.mlp_width) / tensor
     if request.software.kernels == "eager":
         kept += shape.hidden  # the last product's, which nothing reads again; torch.compile drops it
     return _stream(request) + kept * request.element_bytes
-
-
-def _width(request: EstimateRequest) -> float:
-    """Width of the MLPs that one token passes through, averaged over the layers."""
-    shape = request.shape
-    if shape.experts is None:
-        return float(shape.ffn)
-    routed = shape.experts.per_token * shape.experts.ffn + shape.experts.shared_ffn
-    share = shape.experts.layers / max(shape.layers, 1)
-    return share * routed + (1 - share) * shape.ffn
 
 
 def full_layer_bytes(request: EstimateRequest) -> float:
@@ -403,7 +411,7 @@ def full_layer_bytes(request: EstimateRequest) -> float:
     if request.engine == "megatron":  # fused layer norms of the 16-bit stream
         norms = 2 * (wide + e)
     attention = attention_bytes(shape, kind if written_out else LayerKind(), numbers, repeated=repeated)
-    mlp = _mlp_tensors(request) * _width(request) * e
+    mlp = _mlp_tensors(request) * request.shape.mlp_width * e
     dropped = 2 * shape.hidden / split if request.dropout else 0
     total = norms * shape.hidden / split + (attention + mlp) / degrees.tensor + dropped
     return (total + _cast(request) - _unread(request)) * request.tokens + _scores(request)
@@ -424,7 +432,7 @@ def _unread(request: EstimateRequest) -> float:
     shape, added = request.shape, request.shape.adapter
     if added is None or added.inputs > 3 * shape.hidden * shape.layers:
         return 0.0
-    return (_width(request) + shape.hidden) * request.element_bytes / request.degrees.tensor
+    return (request.shape.mlp_width + shape.hidden) * request.element_bytes / request.degrees.tensor
 
 
 def _scores(request: EstimateRequest) -> float:
@@ -443,7 +451,7 @@ def _scores(request: EstimateRequest) -> float:
 def layer_transient(request: EstimateRequest) -> float:
     """One layer in the backward pass: its recomputed activations, and the gradients of its widest tensors."""
     shape, e, tensor = request.shape, request.element_bytes, request.degrees.tensor
-    widest = (_width(request) + 2 * shape.hidden) * e * request.tokens / tensor
+    widest = (request.shape.mlp_width + 2 * shape.hidden) * e * request.tokens / tensor
     again = full_layer_bytes(request) if request.checkpointing != "none" else 0.0
     scores = _scores(request) / 2
     return again + widest + scores

@@ -111,7 +111,7 @@ def _settle(run: LoadedRun, facts: AllFacts, ledger: Ledger) -> _Settled:
     cluster, train, data = facts.cluster, config.train, facts.data
     launch = plan_launch(config.launch, config.strategy.kind, cluster, ledger)
     precision = plan_precision(config, cluster, ledger)
-    refuse_strategy(config.strategy, cluster, precision, ledger)
+    refuse_strategy(config.strategy, cluster, precision, launch.processes, ledger)
     refuse_unquantizable(run, launch.device, ledger)
     tf32 = plan_tf32(config, cluster, ledger)
     needs = AttentionNeeds.of(facts.model_config, facts.shape.head_dim)

@@ -179,6 +179,7 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         reduce_bucket_elements=strategy.reduce_bucket_elements,
         prefetch_bucket_elements=strategy.prefetch_bucket_elements,
         overlap_comm=strategy.overlap_comm,
+        secondary_group=strategy.secondary_partition,
     )
 
 
@@ -230,16 +231,25 @@ def model_states(request: MemoryRequest) -> list[MemoryItem]:
     ]
     if on_host and stage < 3:
         items.append(_staging(request, part(trained, 1) * weight, weight))
+    if stage == 3 and strategy.secondary_partition > 1:
+        items.append(_second_copy(request))
     if strategy.kind != "deepspeed" and request.precision != "fp32":
         # autocast casts each weight once a micro batch; backward reads the copy
         items.append(_item("16-bit copies of the weights", 2 * (count - held)))
     return [*items, _item("dequantised matrix", whole * request.element_bytes)]
 
 
+def _second_copy(request: MemoryRequest) -> MemoryItem:
+    """ZeRO++'s second partition of the parameters, within a group of its own, beside the first."""
+    every, _ = gathered_numbers(request.shape, request.base_bits, request.element_bytes)
+    ranks = min(request.strategy.secondary_partition, request.processes)
+    size = -(-every // ranks) * request.element_bytes
+    return _item("second copy of the parameters", size, host=request.strategy.offload_parameters)
+
+
 def _staging(request: MemoryRequest, partition_bytes: int, weight_bytes: int) -> MemoryItem:
     """What stages 1 and 2 move through to and from the host: the updated partition, and one gradient on either side."""
-    shape = request.shape
-    largest = weight_bytes * shape.hidden * max(shape.vocab, shape.ffn)
+    largest = weight_bytes * request.shape.largest_tensor_parameters
     return MemoryItem(name="offload staging", device_bytes=largest, host_bytes=largest + partition_bytes)
 
 
@@ -348,7 +358,7 @@ def layer_token_bytes(request: MemoryRequest) -> int:
     # a CPU keeps what it multiplied by, a number for each that it may drop
     dropped = kind.dropouts * request.element_bytes if shape.hidden_dropout else 0
     kept = (norm_bytes(kind, numbers) + dropped) * shape.hidden
-    return kept + attention + kind.mlp * shape.ffn * request.element_bytes
+    return kept + attention + int(kind.mlp * shape.mlp_width * request.element_bytes)
 
 
 def _score_bytes(request: MemoryRequest) -> int:

@@ -27,7 +27,8 @@ def with_micro_batch(request: MemoryRequest, micro_batch: int, train: TrainConfi
     tokens = micro_batch * request.rows * request.sequence
     asked = train.loss_chunk
     chunk = loss_chunk_for(tokens, request.shape.vocab)[0] if asked == "auto" else asked
-    return replace(request, micro_batch=micro_batch, loss_chunk_tokens=chunk if chunk < tokens else 0)
+    pieces = request.language and chunk < tokens
+    return replace(request, micro_batch=micro_batch, loss_chunk_tokens=chunk if pieces else 0)
 
 
 def first_micro_batch(train: TrainConfig, total: int, processes: int) -> int:
@@ -79,5 +80,5 @@ def size_batch(base: MemoryRequest, rung: Rung, train: TrainConfig, total: int, 
     ledger.because("batch.accumulation", solution.reasons["batch.accumulation"])
     asked = train.loss_chunk != "auto"
     why = "train.loss_chunk" if asked else loss_chunk_for(sized.tokens, sized.shape.vocab)[1]
-    ledger.because("numerics.loss_chunk_tokens", why)
+    ledger.because("numerics.loss_chunk_tokens", why if sized.language else "an output for each label is no logits")
     return Sizes(solution.plan, memory, sized.loss_chunk_tokens)

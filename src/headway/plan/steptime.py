@@ -8,8 +8,9 @@ Rajbhandari et al. 2020, section 7. What communication hides behind computation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from headway.errors import PlanError
 from headway.plan.constants import TIME, TimeConstants
 from headway.plan.footprint import gathered_bytes, parts_of, weight_bytes
 from headway.plan.setting import EstimateRequest, TimeItem
@@ -50,10 +51,21 @@ class Pass:
         return max(self.busy, self.launches)
 
 
+def _best_product(request: EstimateRequest) -> float:
+    """FLOP/s of the best matrix product. Raises PlanError where a cluster file has no rate that stands for it."""
+    device, precision = request.machine.device, request.precision
+    nearest = (*(("tf32",) if request.tf32 else ()), "fp32") if precision == "fp32" else (precision, "fp16", "fp32")
+    rates = [device.matmul_flops[name] for name in nearest if device.matmul_flops.get(name)]
+    if not rates:
+        rule = f"no rate of {precision} products is known of {device.name}, from {device.source}"
+        known = " or ".join(name for name in ("bf16", "fp16") if device.matmul_flops.get(name))
+        raise PlanError(rule, fix=f"train.precision={known}, or rates that were measured in {precision}")
+    return rates[0]
+
+
 def rates_of(request: EstimateRequest, constants: TimeConstants) -> Rates:
-    device = request.machine.device
-    precision = "tf32" if request.precision == "fp32" and request.tf32 else request.precision
-    best = device.matmul_flops.get(precision) or device.matmul_flops.get("fp16") or device.matmul_flops["fp32"]
+    device, precision = request.machine.device, request.precision
+    best = _best_product(request)
     half = best if precision != "fp8" else device.matmul_flops.get("bf16", best)
     second = constants.flash_on_hopper if device.peak.capability >= (9, 0) else constants.flash
     share = {"flash1": constants.flash1, "flash": second, "sdpa": second, "flash3": constants.flash3}
@@ -388,7 +400,10 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
     if request.engine in ("single", "ddp") or request.stage == 0:
         total, hideable = 2 * reduce, compute * 0.6 / micro
     elif request.stage == 3:
-        total, hideable = micro * (2 * gather + reduce), compute
+        again = gather
+        if request.secondary_group > 1:  # the backward pass gathers from the second copy
+            again = min(gather, ring_seconds(request, size, replace(gathering, ranks=_second_ring(request)), constants))
+        total, hideable = micro * (gather + again + reduce), compute
     elif request.engine == "fsdp":
         total, hideable = micro * (gather + reduce), compute
     elif request.stage == 2:  # each micro batch's gradients go to their owners at once
@@ -400,6 +415,10 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
     exposed = max(exposed, first) + constants.contention * max(0.0, total - exposed)
     total = max(total, exposed)
     return [TimeItem("data parallel", exposed, total - exposed)]
+
+
+def _second_ring(request: EstimateRequest) -> int:
+    return min(request.secondary_group, request.shards)
 
 
 def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) -> list[TimeItem]:
