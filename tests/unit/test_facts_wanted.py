@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fakes.plans import shape
 from headway.errors import HeadwayError, PlanError
 from headway.facts.clusterfile import ClusterFile, Rates, read_cluster, write_cluster
 from headway.facts.prices import SHIPPED, read_prices
 from headway.facts.wanted import HOST_MEMORY_SHARE, wanted_cluster
+from headway.plan.estimate import estimate
+from headway.plan.setting import Degrees, EstimateRequest
 
 GIB = 1024**3
 RATES = Rates(
@@ -166,4 +170,52 @@ def test_a_section_that_is_none_names_its_own_entries(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text("name: lab\nprice: 3\n")
     with pytest.raises(PlanError, match=r"price: holds no entries\n.*with low, usual, high"):
+        wanted_cluster(str(path))
+
+
+@pytest.mark.parametrize(
+    ("device", "rates", "has"),
+    [
+        ("H100-SXM5-80GB", "", True),
+        ("V100-SXM2-32GB", "", False),
+        ("H100-SXM5-80GB", "bf16: false\n", False),
+        ("Abacus 9000", "rates: {precision: bf16, matmul_flops: 4e+14, copy_bytes_per_second: 2e+12}\n", True),
+        ("Abacus 9000", "rates: {precision: fp16, matmul_flops: 4e+14, copy_bytes_per_second: 2e+12}\n", False),
+    ],
+)
+def test_bf16_is_what_the_device_has_unless_the_file_says_it(
+    tmp_path: Path, device: str, rates: str, has: bool
+) -> None:
+    path = tmp_path / "lab.yaml"
+    sizes = "devices_per_host: 8\ndevice_memory: 79 GiB\nhost_memory: 1 TiB\n"
+    path.write_text(f"name: lab\ndevice: cuda\ndevice_name: {device}\n{sizes}{rates}")
+    assert wanted_cluster(str(path)).facts.bf16 == has
+
+
+def test_rates_of_another_precision_do_not_stand_for_fp32() -> None:
+    own = FILE.model_copy(update={"device_name": "Abacus 9000"})
+    request = EstimateRequest(shape(10**9), own.machine(), Degrees(data=8))
+    assert estimate(request).step_seconds > 0
+    with pytest.raises(
+        PlanError, match=r"no rate of fp32 products is known of Abacus 9000(.|\n)*train\.precision=bf16"
+    ):
+        estimate(replace(request, precision="fp32"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (
+            "rates: {precision: bf16, matmul_flops: 400, copy_bytes_per_second: 2e+12}",
+            "400 TFLOP/s are written 4.0e+14",
+        ),
+        ("rates: {precision: bf16, matmul_flops: 4e+14, copy_bytes_per_second: 2000}", "2 TB/s are written 2.0e+12"),
+        ("bf16: false\nrates: {precision: bf16, matmul_flops: 4e+14, copy_bytes_per_second: 2e+12}", "one of the two"),
+    ],
+)
+def test_rates_that_cannot_be_meant(tmp_path: Path, entries: str, said: str) -> None:
+    path = tmp_path / "lab.yaml"
+    sizes = "devices_per_host: 8\ndevice_memory: 79 GiB\nhost_memory: 1 TiB\n"
+    path.write_text(f"name: lab\ndevice: cuda\ndevice_name: H100\n{sizes}{entries}\n")
+    with pytest.raises(PlanError, match=re.escape(said)):
         wanted_cluster(str(path))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headway.errors import PlanError
 from headway.facts.hardware import Device, Machine, Peak, find_device, machine_of
@@ -22,6 +22,7 @@ from headway.units import parse_bytes
 _USUAL_HOST_LINK, _USUAL_NETWORK = 25e9, 12.5e9  # PCIe 4 x16 and 100 Gbit/s, where a file says nothing
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Rate = Annotated[float, Field(gt=0)]
+_SLOWEST_FLOPS, _SLOWEST_COPY = 1e8, 1e6  # below any device that trains: the unit is another
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -62,6 +63,20 @@ class Rates(Facts):
     host_bytes_per_second: Rate | None = None
     disk_bytes_per_second: Rate | None = None
 
+    @field_validator("matmul_flops")
+    @classmethod
+    def _in_flops(cls, rate: float) -> float:
+        if rate < _SLOWEST_FLOPS:
+            raise ValueError("is in FLOP/s: 400 TFLOP/s are written 4.0e+14")
+        return rate
+
+    @field_validator("copy_bytes_per_second")
+    @classmethod
+    def _in_bytes(cls, rate: float) -> float:
+        if rate < _SLOWEST_COPY:
+            raise ValueError("is in bytes a second: 2 TB/s are written 2.0e+12")
+        return rate
+
 
 class Learned(Facts):
     """What runs on this cluster taught: measured / planned, the median over their steps. runs: their names."""
@@ -72,7 +87,10 @@ class Learned(Facts):
 
 
 class ClusterFile(Facts):
-    """One cluster. devices_per_host: GPUs, or CPU cores. price: of one device and hour, before the price table's."""
+    """One cluster. devices_per_host: GPUs, or CPU cores. price: of one device and hour, before the price table's.
+
+    bf16: left out, what the table says of the device; of one that no table has, what its rates were measured in.
+    """
 
     name: str
     device: Literal["cpu", "cuda"]
@@ -81,7 +99,7 @@ class ClusterFile(Facts):
     devices_per_host: int = Field(ge=1)
     device_memory: Bytes
     host_memory: Bytes
-    bf16: bool = False
+    bf16: bool | None = None
     measured: str = ""  # when and by what, for people
     rates: Rates | None = None
     price: Price | None = None
@@ -111,6 +129,21 @@ class ClusterFile(Facts):
         )
         return replace(machine, device=device, network_bytes_per_second=rates.network_bytes_per_second)
 
+    @model_validator(mode="after")
+    def _one_word_on_bf16(self) -> Self:
+        if self.bf16 is False and self.rates is not None and self.rates.precision == "bf16":
+            raise ValueError("bf16 is false, and its rates were measured in bf16: one of the two is wrong")
+        return self
+
+    @property
+    def has_bf16(self) -> bool:
+        if self.bf16 is not None or self.device == "cpu":
+            return bool(self.bf16)
+        known = find_device(self.device_name)
+        if known is not None:
+            return known.peak.bf16 > 0
+        return self.rates is not None and self.rates.precision == "bf16"
+
     def facts(self) -> ClusterFacts:
         return ClusterFacts(
             device=self.device,
@@ -119,7 +152,7 @@ class ClusterFile(Facts):
             device_memory_bytes=self.device_memory,
             host_memory_bytes=self.host_memory,
             hosts=self.hosts,
-            bf16=self.bf16,
+            bf16=self.has_bf16,
             matmul_flops=self.rates.matmul_flops if self.rates else None,
         )
 
@@ -129,7 +162,7 @@ def _unlisted(file: ClusterFile, rates: Rates) -> Device:
     rate = rates.matmul_flops
     host = rates.host_bytes_per_second or _USUAL_HOST_LINK
     peaks = {"fp32": 0.0, "bf16": 0.0, "fp16": 0.0}
-    peaks |= {rates.precision: rate} | ({"bf16": rate, "fp16": rate} if file.bf16 else {})
+    peaks |= {rates.precision: rate} | ({"bf16": rate, "fp16": rate} if file.has_bf16 else {})
     return Device(
         name=file.device_name,
         memory_bytes=file.device_memory,
