@@ -18,15 +18,23 @@ from headway.facts.adapters import with_adapter
 from headway.facts.catalogue import find_model, near_models
 from headway.facts.cluster import probe_cluster
 from headway.facts.clusterfile import ClusterFile, read_cluster
-from headway.facts.hardware import machine_of
-from headway.facts.model_config import locate_pretrained, read_config, sequence_notes, stored_notes
+from headway.facts.hardware import Machine, machine_of
+from headway.facts.model_config import (
+    check_fit,
+    encoder_notes,
+    locate_pretrained,
+    read_config,
+    sequence_notes,
+    stored_notes,
+)
 from headway.facts.prices import SHIPPED, PriceTable, read_prices
 from headway.facts.schema import ClusterFacts
 from headway.facts.shape import shape_of
 from headway.facts.wanted import Wanted, wanted_cluster
-from headway.plan.degrees import NOTHING_ASKED, Asked
+from headway.plan.degrees import NOTHING_ASKED, Asked, advise, check
 from headway.plan.forecast import Basis
 from headway.plan.make import AllFacts, make_plan
+from headway.plan.memory import GIB
 from headway.plan.outlook import Outlook, Question, outlook
 from headway.plan.schema import Plan
 from headway.plan.whatif import TOKENS_PER_PARAMETER, data_for, run_for, task_for
@@ -57,15 +65,16 @@ def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
     Raises the errors of `headway.api.plan`; PlanError for a machine or degrees that cannot be, or where nothing fits.
     """
     where = _where(inquiry)
-    if inquiry.hosts and where.facts.device == "cpu":
-        rule = "scans hosts with GPUs; a run on CPUs has as many processes as launch.processes says"
-        raise PlanError(problems=[Problem("--nodes", rule, fix="launch.processes=N, or --on with GPUs")])
+    _refuse_unused(inquiry, where.facts)
     loaded, facts = _facts(inquiry, where.facts)
 
     def make(cluster: ClusterFacts) -> Plan:
         return make_plan(loaded, replace(facts, cluster=cluster))
 
-    plan = make(where.facts)
+    try:
+        plan = make(where.facts)
+    except PlanError as error:
+        raise _advised(error, loaded, facts, where, inquiry.asked) from error
     if inquiry.model is not None:
         assumed = f"what train.length reads; unless told, {TOKENS_PER_PARAMETER} tokens for each parameter"
         plan = plan.model_copy(update={"reasons": plan.reasons | {"facts": assumed}})
@@ -89,13 +98,54 @@ def look_ahead(inquiry: Inquiry) -> tuple[Planned, Outlook | None]:
     return Planned(plan, report, loaded), outlook(plan, question)
 
 
+def _refuse_unused(inquiry: Inquiry, cluster: ClusterFacts) -> None:
+    """Raises PlanError with everything that was asked and would change nothing."""
+    problems: list[Problem] = []
+    if inquiry.hosts and cluster.device == "cpu":
+        rule = "scans hosts with GPUs; a run on CPUs has as many processes as launch.processes says"
+        problems.append(Problem("--nodes", rule, fix="launch.processes=N, or --on with GPUs"))
+    if inquiry.asked.anything and cluster.device == "cpu":
+        words = ", ".join(f"--{name}" for name, value in vars(inquiry.asked).items() if value is not None)
+        problems.append(Problem(words, "is advice for GPUs, which this machine has none of", fix="--on with GPUs"))
+    if inquiry.host_memory_bytes is not None and inquiry.on is None:
+        rule = "is of the hosts that --on names; this machine's is known"
+        problems.append(Problem("--host-memory", rule, fix="leave it out, or --on MACHINE"))
+    if problems:
+        raise PlanError(problems=problems)
+
+
+def _advised(error: PlanError, loaded: LoadedRun, facts: AllFacts, where: Wanted, asked: Asked) -> PlanError:
+    """That nothing fits, with what would on the same devices where software splits layers and sequences too.
+
+    Raises PlanError for degrees that cannot be.
+    """
+    if error.problems or where.facts.device != "cuda":
+        return error
+    strategy = loaded.config.strategy.model_copy(update={"kind": "deepspeed", "stage": 3})
+    kept = replace(loaded, config=loaded.config.model_copy(update={"strategy": strategy}))
+    try:
+        plan, machine = make_plan(kept, replace(facts, cluster=where.facts)), _machine(where)
+    except PlanError:
+        return error
+    check(asked, plan.shape, machine, plan.data.sequence)
+    if (best := advise(plan, machine, asked)) is None:
+        return error
+    said = f"{best.label} fits: {best.forecast.device_bytes / GIB:.1f} of {best.forecast.limit_bytes / GIB:.1f} GiB"
+    message = str(error).removesuffix(f"\n    fix: {error.fix}")
+    return PlanError(message, fix=f"{error.fix}; advice, not in this engine: {said}")
+
+
+def _machine(where: Wanted) -> Machine:
+    return where.file.machine() if where.file else machine_of(where.facts)
+
+
 def _where(inquiry: Inquiry) -> Wanted:
     if inquiry.on is not None:
         return wanted_cluster(inquiry.on, inquiry.host_memory_bytes)
     device = load_run(inquiry.file, inquiry.overrides).config.launch.device if inquiry.file else "auto"
     facts = probe_cluster(device)
     file = calibrated(facts)
-    return Wanted(facts, file, () if file else ("nothing was measured here: `headway calibrate` takes 20 seconds",))
+    return Wanted(facts, file, () if file else ("nothing was measured here: `headway calibrate` takes half a minute",))
 
 
 def calibrated(facts: ClusterFacts, path: Path = CALIBRATED) -> ClusterFile | None:
@@ -110,8 +160,7 @@ def calibrated(facts: ClusterFacts, path: Path = CALIBRATED) -> ClusterFile | No
 
 
 def basis_of(where: Wanted, prices: PriceTable) -> Basis:
-    file = where.file
-    machine = file.machine() if file else machine_of(where.facts)
+    file, machine = where.file, _machine(where)
     price = (file.price if file else None) or prices.price_of(machine.device.name)
     return Basis(machine, prices, price, file.rates if file else None, file.learned if file else None)
 
@@ -144,7 +193,9 @@ def _facts(inquiry: Inquiry, cluster: ClusterFacts) -> tuple[LoadedRun, AllFacts
         shape = with_adapter(shape, config, asked.adapter.rank, asked.adapter.targets)
     name = Path(inquiry.model).absolute()
     called = name.parent.name if name.name == "config.json" else name.name.removesuffix(".json")
+    check_fit(config, vocab=0, sequence=asked.train.sequence, where=inquiry.model)
     notes = (*stored_notes(config), *sequence_notes(config, asked.train.sequence))
+    notes += encoder_notes(config, asked.task.kind)
     return loaded, AllFacts(cluster, shape, data, config, called, model_path=inquiry.model, notes=notes)
 
 

@@ -51,6 +51,8 @@ def print_memory(found: Outlook) -> None:
     band = f"{format_bytes(forecast.low_bytes)} to {format_bytes(forecast.high_bytes)}"
     verdict = "fits" if forecast.fits else f"DOES NOT FIT: {forecast.misfit}"
     print(f"  {verdict}: {format_bytes(forecast.limit_bytes)} can be used; nine in ten lie within {band}")
+    if found.caution:
+        print(f"  {found.caution}")
     storage = found.storage
     where = "measured" if storage.measured else "assumed"
     rate = f"{format_bytes(storage.disk_bytes_per_second)}/s a host, {where}"

@@ -117,7 +117,8 @@ def _memory(found: Outlook) -> str:
     rows.append(f"usable: {limit / _GIB:.1f} GiB</text>")
     reasons = [f"<li>{escape(label)}: {escape(reason)}</li>" for label, _, reason in bars if reason]
     listed = f'<ul class="note">{"".join(reasons)}</ul>' if reasons else ""
-    return _svg(height + 20, rows) + _keys(names) + listed + f'<p class="note">{escape(found.verdict)}</p>'
+    said = "; ".join(filter(None, (found.caution, found.verdict)))
+    return _svg(height + 20, rows) + _keys(names) + listed + f'<p class="note">{escape(said)}</p>'
 
 
 def _time(forecast: Forecast) -> str:

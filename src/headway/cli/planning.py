@@ -25,7 +25,7 @@ Say what a run will do, need, take and cost, and what else could be done; starts
 Every figure follows from the model's config, the machine and the price table."""
 CALIBRATE_EXAMPLE = ("headway calibrate", "headway calibrate --out my-cluster.yaml --name lab")
 CALIBRATE_DESCRIPTION = """\
-Measure this machine for about 20 seconds (matrix products, memory, links, disk, steps of the real engine) and write
+Measure this machine for about half a minute (matrix products, memory, links, disk, steps of the real engine) and write
 a cluster file. `headway plan` uses it from then on in this folder; `--on FILE` uses it anywhere."""
 
 
@@ -60,14 +60,15 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def hosts_of(text: str) -> tuple[int, ...]:
-    """'1..16' as 1, 2, 4, 8, 16 and every number up to 8; '3,5' as written."""
+    """'1..16' as every number up to 8, powers of two and both ends; '3,5' as written."""
     first, dots, last = text.partition("..")
     try:
         if not dots:
             found = tuple(sorted({int(part) for part in text.split(",")}))
         else:
             low, high = int(first), int(last)
-            found = tuple(n for n in range(low, high + 1) if n <= 8 or n & (n - 1) == 0 or n == high)
+            doubled = (1 << power for power in range(4, high.bit_length()))
+            found = tuple(n for n in sorted({low, *range(1, 9), *doubled, high}) if low <= n <= high)
     except ValueError:
         found = ()
     if not found or found[0] < 1:

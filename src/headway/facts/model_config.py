@@ -63,6 +63,11 @@ _ENCODERS = frozenset(
     ]
 )
 
+# Of architectures that have no row of their own: a table of positions, beyond which there is none.
+_LEARNED_POSITIONS = frozenset(
+    ["albert", "biogpt", "camembert", "distilbert", "electra", "mobilebert", "mpnet", "opt", "roberta", "xlm-roberta"]
+)
+
 
 @dataclass(frozen=True)
 class ModelOrigin:
@@ -114,11 +119,24 @@ def _require_decoder(config: dict[str, Any], folder: Path, task: str) -> None:
 
     Of some, transformers has a class with such a loss all the same. Raises ModelError.
     """
-    kind = str(config["model_type"])
-    if kind in _ENCODERS and config.get("is_decoder") is not True:
+    if is_encoder(config):
+        kind = config["model_type"]
         rule = f"{kind} is an encoder: it reads a text from both ends, so it cannot learn to continue one ({task})"
         fix = "write task: classification, or take a decoder such as llama, qwen2 or gpt2"
         raise ModelError(problems=[Problem("model.from", rule, str(folder), fix)])
+
+
+def is_encoder(config: dict[str, Any]) -> bool:
+    return str(config["model_type"]) in _ENCODERS and config.get("is_decoder") is not True
+
+
+def encoder_notes(config: dict[str, Any], task: str) -> tuple[str, ...]:
+    """What to say of a plan of an encoder for a task that a run of it refuses."""
+    if task == "classification" or not is_encoder(config):
+        return ()
+    return (
+        f"{config['model_type']} is an encoder: planned with its language head, but a run needs task=classification",
+    )
 
 
 def locate_pretrained(name: str, revision: str | None, base: Path) -> tuple[Path, str | None, tuple[str, ...]]:
@@ -160,8 +178,9 @@ def value_of(config: dict[str, Any], word: str) -> Any:
 
 def uses_rotary(config: dict[str, Any]) -> bool:
     """Whether positions are rotary: the weights hold no longest sequence. Unknown architectures count as rotary."""
-    arch = ARCHITECTURES.get(str(config.get("model_type")))
-    return arch.rotary if arch else True
+    kind = str(config.get("model_type"))
+    arch = ARCHITECTURES.get(kind)
+    return arch.rotary if arch else kind not in _LEARNED_POSITIONS
 
 
 def check_fit(config: dict[str, Any], *, vocab: int, sequence: int, where: str) -> None:

@@ -40,6 +40,8 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
             fix = "`headway calibrate --out FILE` writes one of this machine; or name devices: 8xH100-80GB"
             raise PlanError(problems=[Problem("--on", "there is no such cluster file", text, fix)])
         file = read_cluster(Path(text))
+        if host_memory_bytes:
+            file = file.model_copy(update={"host_memory": host_memory_bytes})
         return Wanted(file.facts(), file)
     match = _WORDS.fullmatch(text.strip())
     if match is None or _COUNT_BEHIND.search(match["name"]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.config.schema import StrategyConfig, TrainConfig
 from headway.plan.batch import BatchRequest, solve_batch
 from headway.plan.forecast import Basis, Forecast, forecast
-from headway.plan.memory import estimate_memory
+from headway.plan.memory import GIB, estimate_memory
 from headway.plan.schema import Plan, StrategyPlan
 from headway.plan.sizing import with_micro_batch
 from headway.plan.strategy import StrategyRequest, deepspeed
@@ -39,6 +39,12 @@ def candidates(plan: Plan, train: TrainConfig, basis: Basis) -> tuple[Candidate,
 
 
 def _strategies(plan: Plan) -> Iterator[StrategyPlan]:
+    """Each family with DeepSpeed's usual knobs; the planned one with its own."""
+    for strategy in _families(plan):
+        yield plan.strategy if strategy.label == plan.strategy.label else strategy
+
+
+def _families(plan: Plan) -> Iterator[StrategyPlan]:
     request = StrategyRequest(StrategyConfig(), "auto", request_of(plan))
     many = plan.launch.processes > 1
     yield StrategyPlan(kind="ddp" if many else "single")
@@ -51,15 +57,18 @@ def _strategies(plan: Plan) -> Iterator[StrategyPlan]:
         yield deepspeed(request, 3, offload_optimizer=True, offload_parameters=True)
 
 
-def _best(plan: Plan, train: TrainConfig, basis: Basis, strategy: StrategyPlan) -> Candidate:
-    """The fastest that fits over micro batches and checkpointing; else the smallest, with what is too large."""
+def _best(plan: Plan, train: TrainConfig, basis: Basis, strategy: StrategyPlan, *, roomy: bool = False) -> Candidate:
+    """The fastest that fits over micro batches and checkpointing; else the smallest, with what is too large.
+
+    roomy: one that fits with the upper end of its band.
+    """
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     asked = train.activation_checkpointing
     for on in (False, True) if asked == "auto" else (asked,):
         for micro in _micro_batches(plan, train):
             candidate = _candidate(plan, train, basis, (strategy, on, micro))
-            if not candidate.fits:
+            if not candidate.fits or (roomy and candidate.forecast.is_tight):
                 too_large.append(candidate)
                 break
             fitting.append(candidate)
@@ -113,7 +122,9 @@ def verdict(chosen: Forecast, found: tuple[Candidate, ...]) -> str:
     fitting = [candidate for candidate in found if candidate.fits]
     if not fitting:
         return "nothing fits"
-    fastest = max(fitting, key=lambda candidate: candidate.forecast.tokens_per_second)
+    fastest = _fastest(fitting)
+    if not chosen.fits:
+        return f"what is planned does not fit; {fastest.family} ({fastest.label}) does: {words(fastest)}"
     plain = fitting[0] if fitting[0].family in ("ddp", "single") else None
     if plain and plain.forecast.tokens_per_second >= _ENOUGH * fastest.forecast.tokens_per_second:
         return f"{plain.family.upper() if plain.family == 'ddp' else 'one process'} is enough: nothing is faster by 5 %"
@@ -122,3 +133,22 @@ def verdict(chosen: Forecast, found: tuple[Candidate, ...]) -> str:
         what = f"{fastest.family} ({fastest.label})"
         return f"{what} would be {gain - 1:.0%} faster than what is planned: {words(fastest)}"
     return "nothing that fits is faster by 5 % than what is planned"
+
+
+def caution(plan: Plan, chosen: Forecast, train: TrainConfig, basis: Basis) -> str:
+    """What to say of a plan that fits by less than its band: what leaves more room. Empty where there is room."""
+    if not chosen.is_tight:
+        return ""
+    ends = f"{chosen.high_bytes / GIB:.1f} of the device's {plan.cluster.device_memory_bytes / GIB:.1f} GiB"
+    said = f"it fits by less than its band, which goes up to {ends}"
+    found = [_best(plan, train, basis, strategy, roomy=True) for strategy in _strategies(plan)]
+    roomy = [candidate for candidate in found if candidate.fits and not candidate.forecast.is_tight]
+    if not roomy:
+        return f"{said}; more room: a shorter train.sequence, or more devices"
+    best = _fastest(roomy)
+    speed = best.forecast.tokens_per_second / chosen.tokens_per_second - 1
+    return f"{said}; more room, at {speed:+.0%} tokens/s: {best.family} ({best.label}): {words(best)}"
+
+
+def _fastest(found: list[Candidate]) -> Candidate:
+    return max(found, key=lambda candidate: candidate.forecast.tokens_per_second)

@@ -125,11 +125,6 @@ def advise(plan: Plan, machine: Machine, asked: Asked) -> Advice | None:
     return max(found, key=lambda advice: advice.forecast.tokens_per_second, default=None)
 
 
-def nearest(plan: Plan, machine: Machine, asked: Asked) -> Advice | None:
-    """The setting that needs the least memory, where none fits."""
-    return min(_settings(plan, machine, asked), key=lambda advice: advice.forecast.device_bytes, default=None)
-
-
 def _settings(plan: Plan, machine: Machine, asked: Asked) -> Iterator[Advice]:
     allowed = legal(plan.shape, machine, plan.data.sequence)
     powers = {name: [n for n in values if n & (n - 1) == 0] or [1] for name, values in allowed.items()}

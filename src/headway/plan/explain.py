@@ -85,6 +85,8 @@ def summary_rows(plan: Plan) -> list[Row]:
     batch, schedule, launch = plan.batch, plan.schedule, plan.launch
     numerics, used = plan.numerics, used_bytes(plan.memory, plan.cluster)
     triple = f"{batch.micro_batch} x {batch.accumulation} x {batch.data_parallel_size} = {batch.slots}"
+    fill = batch.slots - batch.global_sequences
+    filled = f"; {fill} of {batch.slots} places hold a filler of zero count" if fill else ""
     options = [name for name in ("activation_checkpointing", "compile", "tf32") if getattr(numerics, name)]
     options += [f"loss in chunks of {numerics.loss_chunk_tokens} tokens"] if numerics.loss_chunk_tokens else []
     most = "" if plan.fills_windows else "at most "
@@ -97,7 +99,7 @@ def summary_rows(plan: Plan) -> list[Row]:
         ("precision", ", ".join([numerics.precision, *options]), why("numerics.precision")),
         ("attention", plan.model.attention, why("model.attention")),
         ("global batch", _batch_text(plan), why("batch.global_sequences")),
-        ("micro batch x accumulation x ranks", triple, why("batch.micro_batch")),
+        ("micro batch x accumulation x ranks", triple, why("batch.micro_batch") + filled),
         ("steps", f"{schedule.steps} ({most}{format_count(schedule.tokens)} tokens)", why("schedule.steps")),
         ("learning rate", _rate_text(plan), why("schedule.warmup_steps")),
         ("memory", f"{format_bytes(used)} of {format_bytes(plan.memory.device_limit_bytes)} a process", "estimated"),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from headway.config.schema import TrainConfig
-from headway.plan.alternatives import Candidate, candidates, verdict
+from headway.plan.alternatives import Candidate, candidates, caution, verdict
 from headway.plan.cost import Bill, CostRequest, bills
 from headway.plan.degrees import NOTHING_ASKED, Advice, Asked, advise, check, remarks
 from headway.plan.forecast import Basis, Forecast, forecast
@@ -32,6 +32,7 @@ class Outlook:
     priced: str  # where the price comes from, with its date
     candidates: tuple[Candidate, ...]
     verdict: str
+    caution: str
     scales: tuple[Scale, ...]
     smallest: Scale | None
     advice: Advice | None
@@ -70,6 +71,7 @@ def outlook(plan: Plan, question: Question) -> Outlook:
         priced=_priced(basis),
         candidates=others,
         verdict=verdict(found, others),
+        caution=caution(plan, found, question.train, basis),
         scales=scan(cluster, hosts, question.make, basis),
         smallest=smallest(cluster, question.make, basis) if on_gpu else None,
         advice=_advice(plan, found, question) if on_gpu else None,
@@ -137,6 +139,7 @@ def as_json(found: Outlook) -> dict[str, Any]:
             for c in found.candidates
         ],
         "verdict": found.verdict,
+        "caution": found.caution,
         "scales": [_scale(scale) for scale in found.scales],
         "smallest": _scale(found.smallest) if found.smallest else None,
         "advice": {"setting": found.advice.label, "engine_has_it": False, "forecast": figures(found.advice.forecast)}

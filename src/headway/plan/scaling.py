@@ -74,14 +74,23 @@ def scan(cluster: ClusterFacts, hosts: Iterable[int], make: Planner, basis: Basi
 
 
 def smallest(cluster: ClusterFacts, make: Planner, basis: Basis, most: int = 4096) -> Scale | None:
-    """The fewest devices, in powers of two, on which the run fits; None where not even `most` do."""
-    devices = 1
-    while devices <= most:
-        whole = cluster.devices_per_host
-        shape = (1, devices) if devices < whole else (devices // whole, whole)
-        if shape[0] * shape[1] == devices:
-            found = on(cluster, *shape, make, basis)
-            if found.forecast is not None:
-                return found
-        devices *= 2
-    return None
+    """The fewest devices on which the run fits: powers of two on one host, then whole hosts; None where `most` do not.
+
+    Between a number of hosts that is too small and its double, bisection: more hosts never need more of a device.
+    """
+    whole = cluster.devices_per_host
+    for devices in (1 << power for power in range(whole.bit_length())):
+        if devices < whole and (found := on(cluster, 1, devices, make, basis)).forecast is not None:
+            return found
+    low, hosts = 0, 1
+    while (found := on(cluster, hosts, whole, make, basis)).forecast is None:
+        low, hosts = hosts, 2 * hosts
+        if hosts * whole > most:
+            return None
+    while hosts - low > 1:
+        middle = (low + hosts) // 2
+        if (tried := on(cluster, middle, whole, make, basis)).forecast is not None:
+            found, hosts = tried, middle
+        else:
+            low = middle
+    return found

@@ -254,37 +254,45 @@ def _nothing_fits(request: StrategyRequest, rejected: list[tuple[str, str]]) -> 
 
 
 def _what_would_fit(request: StrategyRequest) -> str:
-    """The fewest processes on such devices, or what one device would need."""
+    """The fewest such devices, with offload and without; or what one device would need."""
     base = request.memory
-    strategy = deepspeed(request, 3, offload_optimizer=False, offload_parameters=False)
-    on = request.checkpointing if request.checkpointing != "auto" else True
-    setting = replace(base, strategy=strategy, activation_checkpointing=on)
     smaller = "a smaller model, a shorter train.sequence" + ", a smaller train.micro_batch" * (base.micro_batch > 1)
-    processes = base.processes
-    while base.cluster.device == "cuda" and processes < _MOST_PROCESSES:
-        processes *= 2
-        memory = estimate_memory(replace(setting, processes=processes))
-        if fits(memory, base.cluster, processes):
-            return (
-                f"zero-3 with activation checkpointing fits on {processes} devices like these "
-                f"({memory.device_bytes / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB each); or {smaller}"
-            )
+    if found := _fewest(request):
+        return "; ".join([*found, f"or {smaller}"])
     rung, memory = min(
         ((rung, _estimate(request, rung)) for rung in _rungs(request)),
         key=lambda found: _missing(found[1], request),
     )
     needed = f"{used_bytes(memory, base.cluster) / GIB:.1f} GiB of memory"
     if base.cluster.device == "cpu":
-        what = f"{needed} for each of {base.processes} processes"
-    else:
-        host = memory.host_bytes * min(base.processes, base.cluster.devices_per_host)
-        what = f"{needed} a device and {host / GIB:.0f} GiB a host"
-    return f"{rung.label} would need {what}; or {smaller}, fewer processes"
+        return f"{rung.label} would need {needed} for each of {base.processes} processes; or {smaller}, fewer processes"
+    host = memory.host_bytes * min(base.processes, base.cluster.devices_per_host)
+    return f"{rung.label} would need {needed} a device and {host / GIB:.0f} GiB a host; or {smaller}"
 
 
-def _missing(memory: MemoryPlan, request: StrategyRequest) -> int:
-    """Bytes that it lacks, on the device and on the host."""
+def _fewest(request: StrategyRequest) -> list[str]:
+    """On how many more such devices it fits, doubling: on the fewest, and on the fewest without offload."""
+    found: list[str] = []
+    processes = request.memory.processes
+    while request.on_gpu and processes < _MOST_PROCESSES:
+        processes *= 2
+        larger = replace(request, memory=replace(request.memory, processes=processes))
+        for rung in _rungs(larger):
+            memory = _estimate(larger, rung)
+            if not fits(memory, request.memory.cluster, processes):
+                continue
+            figures = f"{memory.device_bytes / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB each"
+            if not found or not rung.strategy.offload_optimizer:
+                found.append(f"{rung.label} fits on {processes} devices like these ({figures})")
+            if not rung.strategy.offload_optimizer:
+                return found
+            break
+    return found
+
+
+def _missing(memory: MemoryPlan, request: StrategyRequest) -> tuple[int, int]:
+    """Bytes that it lacks on the device, which cannot be bought alone, and on the host."""
     cluster = request.memory.cluster
     host = memory.host_bytes * min(request.memory.processes, cluster.devices_per_host)
     on_host = host - host_limit_bytes(cluster) if cluster.device == "cuda" else 0
-    return max(0, used_bytes(memory, cluster) - memory.device_limit_bytes) + max(0, on_host)
+    return max(0, used_bytes(memory, cluster) - memory.device_limit_bytes), max(0, on_host)
