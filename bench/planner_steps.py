@@ -42,6 +42,8 @@ OTHERS = (
     ("28 M, zero-3", (512, 6, 1408, 8000, 128, 2, 1), "zero-3"),
 )
 
+_STEPS = 6  # turns of each
+
 
 def main() -> int:
     options = _options()
@@ -50,12 +52,15 @@ def main() -> int:
     load = os.getloadavg()[0]
     measured: list[list[float]] = [[] for _ in plans]
     planned: list[list[float]] = [[] for _ in plans]
+    calibrations: list[float] = []
     for turn in range(options.turns):
+        before = time.perf_counter()
         rates = calibrate("cpu").rates
+        calibrations.append(time.perf_counter() - before)
         if rates is None:
             return 1
         for number in _from(turn * len(plans) // options.turns, len(plans)):
-            step = measure(cluster, [plans[number]])["steps"][0]
+            step = measure([plans[number]], _STEPS)["steps"][0]
             measured[number].append(step["seconds"])
             planned[number].append(sum(item.seconds for item in measured_times(plans[number], rates)))
     errors: list[float] = []
@@ -67,6 +72,7 @@ def main() -> int:
     print(
         f"\nmedian error {statistics.median(errors):.1%}, largest {max(errors):.1%}; "
         f"{sum(error <= 0.15 for error in errors)} of {len(errors)} within 15 %; {options.turns} turns, "
+        f"calibrate {min(calibrations):.1f} to {max(calibrations):.1f} s; "
         f"load average {load:.1f} to {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d')}"
     )
     return 0

@@ -145,7 +145,7 @@ def _where(inquiry: Inquiry) -> Wanted:
     device = load_run(inquiry.file, inquiry.overrides).config.launch.device if inquiry.file else "auto"
     facts = probe_cluster(device)
     file = calibrated(facts)
-    return Wanted(facts, file, () if file else ("nothing was measured here: `headway calibrate` takes half a minute",))
+    return Wanted(facts, file, () if file else ("nothing was measured here: `headway calibrate` takes 20 seconds",))
 
 
 def calibrated(facts: ClusterFacts, path: Path = CALIBRATED) -> ClusterFile | None:

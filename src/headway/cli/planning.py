@@ -25,7 +25,7 @@ Say what a run will do, need, take and cost, and what else could be done; starts
 Every figure follows from the model's config, the machine and the price table."""
 CALIBRATE_EXAMPLE = ("headway calibrate", "headway calibrate --out my-cluster.yaml --name lab")
 CALIBRATE_DESCRIPTION = """\
-Measure this machine for about half a minute (matrix products, memory, links, disk, steps of the real engine) and write
+Measure this machine for about 20 seconds (matrix products, memory, links, disk, steps of the real engine) and write
 a cluster file. `headway plan` uses it from then on in this folder; `--on FILE` uses it anywhere."""
 
 

@@ -12,8 +12,14 @@ sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]  # 1.2 s for
 import deepspeed  # noqa: E402
 
 del sys.modules["mlflow"]  # a tracker imports it where it is asked for
-import deepspeed.runtime.zero.muon.original_muon  # noqa: E402, F401  3 s in each rank's first engine otherwise
-import torch._dynamo  # noqa: E402, F401  as above: the module before it calls torch.compile
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402  1 s in each rank's first optimizer otherwise
+
+_compile = torch.compile  # left out, as it brings inductor along, 0.9 s: no run uses Muon, whose functions it compiles
+torch.compile = lambda function: function  # pyright: ignore[reportAttributeAccessIssue]
+import deepspeed.runtime.zero.muon.original_muon  # noqa: E402, F401  imported by each rank's first engine otherwise
+
+torch.compile = _compile
 import transformers  # noqa: E402, F401
 
 environment.after_import()

@@ -43,9 +43,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DISK_BYTES = 128 * _MIB
 _LINK_BYTES = (4096, 64 * 1024, _MIB, 16 * _MIB, 64 * _MIB)
 _COPY_BYTES = {"cpu": 128 * _MIB, "cuda": 1024 * _MIB}  # beyond every cache
-_LEAST_STEPS, _MOST_STEPS = 3, 12
-_TURN_SECONDS, _MOST_REPEATS = 0.2, 12
-_LONG_SECONDS = 0.5
+_TURN_SECONDS, _MOST_REPEATS = 0.1, 12
+_SHORT_SECONDS = 0.15
+_AGREED = 0.05
 
 
 def main(run_dir: str) -> int:
@@ -67,7 +67,7 @@ def _work(run: RunDir, _: StopSignals) -> None:
         "disk_bytes_per_second": _disk_rate(Path(job["disk"])) if context.rank == 0 else None,
     }
     barrier()
-    found["steps"] = _steps(plans, job["seconds_each"], device)
+    found["steps"] = _steps(plans, job["turns"])
     if context.rank == 0:
         write_whole(run.path / RATES, json.dumps(found))
     leave()
@@ -156,6 +156,8 @@ class _Bench:
     engine: Engine
     batches: list[Batch]
     taken: list[float] = field(default_factory=list[float])
+    turns: list[float] = field(default_factory=list[float])  # the median of each
+    repeats: int = 1  # steps of one turn: a short one is made several times, for it swings the most
 
     @staticmethod
     def of(plan: Plan) -> _Bench:
@@ -172,49 +174,49 @@ class _Bench:
         _wait(self.engine.device)
         self.taken.append(time.perf_counter() - before)
 
-    def warm_up(self) -> float:
-        """About the seconds of a step to come; a short first one, which builds what later ones find, is made again."""
+    def warm_up(self) -> None:
+        """Steps that build what later ones find, and tell how many of them make a turn."""
         self.step()
-        if max(exchange(self.taken[0])) < _LONG_SECONDS:
+        if self._last() < _SHORT_SECONDS:  # ZeRO-3 goes by what it saw of the first step only from the second on
             self.step()
-        seconds = self.taken[-1]
+        self.repeats = max(1, min(_MOST_REPEATS, int(_TURN_SECONDS / self._last())))
         self.taken.clear()
-        return seconds
 
-    def turn(self, times: int) -> None:
-        """So many steps. Of short ones another before them, not counted: it finds every cache filled by the others."""
-        if times > 1:
+    def turn(self) -> None:
+        """Some steps. Of short ones another before them, not counted: it finds every cache filled by the others."""
+        if self.repeats > 1:
             self.step()
             self.taken.pop()
-        for _ in range(times):
+        for _ in range(self.repeats):
             self.step()
+        self.turns.append(max(exchange(statistics.median(self.taken[-self.repeats :]))))
+
+    def settled(self, least_turns: int) -> bool:
+        """Whether its turns agree, or one more has told. The same on all ranks, as steps hold collectives."""
+        agreed = max(self.turns) <= (1 + _AGREED) * min(self.turns)
+        return len(self.turns) > least_turns or (len(self.turns) == least_turns and agreed)
+
+    def _last(self) -> float:
+        return max(exchange(self.taken[-1]))
 
 
-def _steps(plans: list[Plan], seconds: float, device: torch.device) -> list[dict[str, Any]]:
+def _steps(plans: list[Plan], turns: int) -> list[dict[str, Any]]:
     """Median seconds of a real training step of each setting, of the slowest rank.
 
     The settings take turns, so that load from elsewhere falls on all of them alike.
     """
     benches = [_Bench.of(plan) for plan in plans]
-    repeats = [_repeats(max(exchange(bench.warm_up()))) for bench in benches]
-    started = time.perf_counter()
-    go_on, rounds = True, 0
-    while go_on:
-        for bench, times in zip(benches, repeats, strict=True):
-            bench.turn(times)
-        rounds += 1
-        over = rounds >= _LEAST_STEPS and time.perf_counter() - started > seconds * len(plans)
-        # Steps hold collectives, so all ranks must make as many.
-        go_on = rounds < _MOST_STEPS and not sum_over_ranks({"over": float(over)}, device)["over"]
+    for bench in benches:
+        bench.warm_up()
+    unsettled = benches
+    while unsettled:
+        for bench in unsettled:
+            bench.turn()
+        unsettled = [bench for bench in unsettled if not bench.settled(turns)]
     found = [{"seconds": max(exchange(statistics.median(each.taken))), "steps": len(each.taken)} for each in benches]
     for bench in benches:
         bench.engine.close()
     return found
-
-
-def _repeats(first_seconds: float) -> int:
-    """Steps of one turn: a short one is made several times, for its median swings the most."""
-    return max(1, min(_MOST_REPEATS, int(_TURN_SECONDS / max(first_seconds, 1e-6))))
 
 
 def _batch(plan: Plan, task: Any) -> Batch:
