@@ -12,6 +12,7 @@ from headway.errors import ModelError
 from headway.facts.catalogue import find_model, known_models, near_models
 from headway.facts.counting import COUNTED, count_shape
 from headway.facts.shape import shape_of
+from headway.model.heads import head_kind
 from headway.model.probe import experts_of
 
 SIZES = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -77,6 +78,7 @@ def test_counts_equal_the_built_model(model_type: str, keys: dict[str, Any]) -> 
     counted = shape_of(config)
     assert shape_of(config, "preference") == counted  # the same head
     sizes = {name: p.numel() for name, p in model.named_parameters()}
+    assert counted.head == head_kind(model)
     assert counted.parameters == counted.trainable_parameters == sum(sizes.values())
     blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == counted.layers)
     largest = max(sum(p.numel() for p in block.parameters()) for block in blocks)

@@ -16,6 +16,7 @@ from headway.facts import probing
 from headway.facts.architectures import ARCHITECTURES, SCRATCH
 from headway.facts.model_config import scratch_config
 from headway.facts.shape import shape_of
+from headway.model.heads import head_kind
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIZES = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -54,7 +55,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def on_meta(config: dict[str, Any]) -> torch.nn.Module:
+def on_meta(config: dict[str, Any]) -> Any:
     kind = AutoModelForMaskedLM if config["model_type"] == "bert" else AutoModelForCausalLM
     built = AutoConfig.for_model(**config)
     with torch.device("meta"):
@@ -76,6 +77,7 @@ def test_counts_equal_the_built_model(model_type: str, keys: dict[str, Any]) -> 
     assert counted.embedding_parameters == size(embedding, head)
     assert counted.largest_layer_parameters == max(size(blocks[0]), size(embedding))
     assert counted.tied == (embedding.weight is head.weight)
+    assert counted.head == head_kind(model)
 
 
 @pytest.mark.parametrize("arch", SCRATCH)

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from fakes.plans import A100_8, GIB, LAPTOP, SMALL, plan_of, shape
-from headway.facts.schema import AdapterShape, ExpertShape
+from fakes.plans import A100_8, EXAMPLE, GIB, LAPTOP, SMALL, facts_of, plan_of, run_of, shape
+from headway.facts.schema import AdapterShape, ClusterFacts, ExpertShape
 from headway.plan.footprint import footprint
+from headway.plan.footprint import logits_bytes as of_gpu
+from headway.plan.make import make_plan
 from headway.plan.memory import (
     CPU_TRACKER_BYTES,
     MemoryRequest,
@@ -196,7 +198,7 @@ def test_chunks_bound_the_logits() -> None:
     chunked = logits_bytes(request(zero(2), **long, loss_chunk_tokens=2**15))
     assert whole - chunked == (2**17 - 2**15) * 32000 * 6  # fp32 and its 16-bit copy
     assert logits_bytes(request(zero(2), **long, loss_chunk_tokens=10**6)) == whole
-    capped = request(zero(2), shape=shape(10**9, arch="gemma2"))
+    capped = request(zero(2), shape=shape(10**9, head="pieces"))
     assert logits_bytes(capped) == 2048 * 32000 * 14
     assert loss_chunk_for(2048, 32000)[0] == 0  # 0.24 GiB
     chunk, reason = loss_chunk_for(32 * 2048, 32000)
@@ -365,3 +367,51 @@ def test_a_token_passes_through_several_experts() -> None:
     one = kept(experts=EXPERTS.model_copy(update={"per_token": 1}))
     assert one == kept()
     assert two - one == 36 * 2048 * 4 * 14336 * 2
+
+
+@pytest.mark.parametrize("cluster", [A100_8, LAPTOP])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_head_that_is_no_plain_layer_keeps_its_logits(cluster: ClusterFacts, precision: Any) -> None:
+    """Logits as they are made, an fp32 copy where that is another, log-softmax and gradient: of a piece, or of all."""
+    each = 12 + (2 if precision == "bf16" else 0)
+
+    def loss(head: str, chunk: int, **changes: Any) -> float:
+        model = shape(10**9, head=head)
+        made = request(zero(2), cluster=cluster, precision=precision, shape=model, loss_chunk_tokens=chunk, **changes)
+        on_gpu = of_gpu(setting_of(made)) if cluster.device == "cuda" else None
+        return logits_bytes(made) if on_gpu is None else on_gpu
+
+    tokens = 2048
+    assert loss("pieces", 256) == 256 * 32000 * each
+    assert loss("pieces", 0) == tokens * 32000 * each
+    assert loss("whole", 256) == loss("whole", 0) >= tokens * 32000 * each
+    assert loss("linear", 256, rows=2) == loss("pieces", 256, rows=2) == 256 * 32000 * each
+    assert loss("whole", 256, rows=2) >= 2 * tokens * 32000 * each
+
+
+def test_a_head_that_cannot_be_cut_is_not_planned_in_pieces() -> None:
+    words = EXAMPLE | {"train": {"length": "1B tokens", "sequence": 2048, "global_batch": "512 sequences"}}
+    run, facts = run_of(words), facts_of(run_of(words), A100_8, vocab=32000)
+    plain = make_plan(run, facts)
+    whole = make_plan(run, replace(facts, shape=facts.shape.model_copy(update={"head": "whole"})))
+    assert plain.numerics.loss_chunk_tokens > 0
+    assert whole.numerics.loss_chunk_tokens == 0
+    assert "all tokens at once" in whole.reasons["numerics.loss_chunk_tokens"]
+    assert (
+        whole.memory.device_bytes > plain.memory.device_bytes + 15 * GIB
+    )  # 65,536 tokens x 32,000 entries x 14 bytes are 27
+
+
+def test_the_c_library_keeps_nothing_of_logits_in_large_blocks() -> None:
+    """2.94 GiB planned for 2.76 measured: 4,096 tokens of an own module with 50,000 entries, on one CPU process."""
+
+    def kept(head: str, vocab: int) -> tuple[int, int]:
+        asked = request(StrategyPlan(kind="single"), cluster=LAPTOP, precision="fp32", processes=1, sequence=512)
+        memory = estimate_memory(replace(asked, shape=shape(10**7, head=head, vocab=vocab)))
+        items = by_name(memory.items)
+        whole = sum(device for name, (device, _) in items.items() if name not in ("allocator", "runtime"))
+        return items["allocator"][0], int(0.2 * (whole - (items["logits and loss"][0] if vocab > 32000 else 0)))
+
+    for head, vocab in (("whole", 50000), ("pieces", 50000), ("whole", 1000)):
+        found, wanted = kept(head, vocab)
+        assert found == pytest.approx(wanted, abs=2)

@@ -286,7 +286,8 @@ def _brought(asked: Asked, loaded: LoadedRun) -> Brought:
         from headway.model.probe import shape_of_model
 
         model: Any = asked.model
-        return Brought(shape_of_model(model), model.config.to_dict(), code)
+        shape = shape_of_model(model).model_copy(update={"head": "whole"})  # the loss is made of all its logits
+        return Brought(shape, model.config.to_dict(), code)
     from headway.model.own import own_shape
 
     shape = own_shape(asked.model, _path_of(type(asked.model)), 0, loaded.config.train.sequence)

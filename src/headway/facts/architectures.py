@@ -174,4 +174,11 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
 }
 
+# Counted architectures whose head is no plain output layer: `headway.model.heads` reads it off the built model.
+HEADS: dict[str, Literal["pieces", "whole"]] = {
+    "bert": "pieces",
+    "gemma2": "pieces",
+    "granite": "pieces",
+    "opt": "whole",
+}
 SCRATCH = tuple(name for name in ARCHITECTURES if name != "bert")  # what task causal_lm can train from scratch

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.facts.architectures import HEADS
 from headway.facts.dimensions import Dimensions
 from headway.facts.needed import require_heads, require_sizes
 from headway.facts.schema import ExpertShape, ModelShape
@@ -84,6 +85,7 @@ def _shape(config: Config, size: Dimensions, block: Block, final_norm: int) -> M
         gated=config["model_type"] not in _PLAIN,
         layer_norm=config["model_type"] in _PLAIN,
         experts=moe,
+        head=HEADS.get(str(config["model_type"]), "linear"),
     )
 
 

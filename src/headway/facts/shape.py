@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headway.facts.architectures import ARCHITECTURES, Arch
+from headway.facts.architectures import ARCHITECTURES, HEADS, Arch
 from headway.facts.counting import count_shape
 from headway.facts.dimensions import Dimensions
 from headway.facts.dropout import drops_attention, drops_hidden
@@ -65,6 +65,7 @@ def _counted(config: dict[str, Any], arch: Arch, task: str) -> ModelShape:
         estimated=True,
         gated=arch.gated,
         layer_norm=arch.norm == "layer",
+        head=HEADS.get(str(config["model_type"]), "linear"),
     )
 
 

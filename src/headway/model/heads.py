@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -286,6 +286,13 @@ def head_is_separate(kind: type[PreTrainedModel], skeleton: PreTrainedModel) -> 
         return head_logits(kind, skeleton, hidden).shape[0] == 3
     except (TypeError, ValueError, AttributeError, RuntimeError):  # as opt, which calls a part of its body
         return False
+
+
+def head_kind(skeleton: PreTrainedModel) -> Literal["linear", "pieces", "whole"]:
+    """What the loss of a model like this one keeps: see ModelShape.head."""
+    if head_is_linear(type(skeleton), skeleton):
+        return "linear"
+    return "pieces" if head_is_separate(type(skeleton), skeleton) else "whole"
 
 
 def specialise_head(kind: type[PreTrainedModel], skeleton: PreTrainedModel, model: PreTrainedModel) -> None:

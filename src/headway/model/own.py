@@ -232,6 +232,7 @@ def own_shape(module: nn.Module, kind: str, vocab: int, sequence: int) -> ModelS
         tied=False,
         largest_layer_parameters=max(_count(part) for part in [*blocks, *tables]),
         estimated=True,
+        head="whole",
     )
 
 

@@ -26,6 +26,7 @@ from headway.errors import HeadwayError, ModelError, Problem
 from headway.facts.adapters import ALL_LINEAR, adapter_shape
 from headway.facts.dropout import drops_attention, drops_hidden
 from headway.facts.schema import ExpertShape, ModelShape
+from headway.model.heads import head_kind
 from headway.model.own import NO_SOURCE, call_factory, callable_layers, is_source, load_factory, own_shape
 from headway.model.skeleton import build_empty, build_skeleton, linear_layers, model_class, read_config
 from headway.plan.schema import ModelPlan
@@ -63,6 +64,7 @@ def shape_of_model(model: Any) -> ModelShape:
         experts=experts_of(model, config),
         hidden_dropout=drops_hidden(config.to_dict()),
         attention_dropout=drops_attention(config.to_dict()),
+        head="linear" if head is None else head_kind(model),
     )
 
 

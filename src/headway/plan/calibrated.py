@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from headway.facts.clusterfile import Rates
+from headway.plan.memory import MAPPED_ABOVE_BYTES
 from headway.plan.schema import Plan
 from headway.plan.setting import TimeItem
 from headway.plan.work import Work, forward_work, work_of
-
-# glibc maps what is larger anew each time and gives it back: every page of it is faulted in. Copying into a fresh
-# buffer took 1.9 to 2.3 ns a number above this and 0.4 below, into one that is held 0.3 to 0.7 (bench/results).
-MAPPED_ABOVE_BYTES = 32 * 1024**2
 
 
 def measured_times(plan: Plan, rates: Rates) -> tuple[TimeItem, ...]:

@@ -117,7 +117,7 @@ def _side_by_side(request: EstimateRequest, logits: float, flat: float) -> float
     A flat buffer needs one free block of its size. Whole logits leave such a block behind; a loss that works by pieces
     leaves only small ones, so the buffer's block stands beside them.
     """
-    by_pieces = request.software.loss == "linear" and request.engine == "deepspeed"
+    by_pieces = request.software.loss in ("linear", "pieces") and request.engine == "deepspeed"
     return logits + flat if by_pieces else max(logits, flat)
 
 
@@ -322,16 +322,15 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
     tensor = request.degrees.tensor
     if not request.language:
         return 0.0
-    if shape.arch == "gemma2" and software.loss == "linear":  # its soft cap keeps logits, log-softmax and gradient
-        piece = min(request.tokens, software.loss_chunk_tokens or request.tokens)
-        return piece * shape.vocab / tensor * (12 + (e if request.precision != "fp32" else 0))
     logits = request.tokens * shape.vocab / tensor
+    piece = min(request.tokens, software.loss_chunk_tokens or request.tokens) * shape.vocab / tensor
     half = e if request.precision != "fp32" else 0
+    if software.loss == "pieces":
+        return piece * (constants.whole_logit_bytes + half)
     head = shape.vocab * shape.hidden / tensor if shape.adapter is None else 0.0
     if software.loss == "linear":
         # gradients of the head (fp32) and of its input are made with the logits; the backward pass scales them anew
         gradients = 4 * head + e * request.tokens * shape.hidden
-        piece = min(request.tokens, software.loss_chunk_tokens or request.tokens) * shape.vocab / tensor
         return gradients + max(gradients, piece * (4 + half))
     if software.loss == "chunked":
         of_piece = constants.piece_logit_bytes * (1 if software.kernels == "compiled" else 4)

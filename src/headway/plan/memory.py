@@ -44,6 +44,9 @@ CPU_TRACKER_BYTES = {"tensorboard": 10 * 1024**2, "mlflow": 61 * 1024**2, "wandb
 # glibc keeps freed blocks of up to 32 MiB, in pieces that do not always fit what is asked for next.
 # bench/planner_here.py holds it to the peaks of twelve runs.
 CPU_ALLOCATOR_SHARE = 0.20
+# glibc maps what is larger anew each time and gives it back: every page of it is faulted in. Copying into a fresh
+# buffer took 1.9 to 2.3 ns a number above this and 0.4 below, into one that is held 0.3 to 0.7 (bench/results).
+MAPPED_ABOVE_BYTES = 32 * 1024**2
 # The process of a GPU on its host: the libraries, larger in CUDA builds.
 CUDA_HOST_BYTES = int(2.0 * GIB)
 # Left to the operating system on a CPU-only machine, once a host.
@@ -125,7 +128,7 @@ def estimate_memory(request: MemoryRequest) -> MemoryPlan:
     items = [*model_states(request), *_gathered(request), *_step_items(request), *_buckets(request)]
     items += _compression(request)
     own = CPU_DEEPSPEED_BYTES if request.strategy.kind == "deepspeed" else 0
-    items += [_allocator(items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES + own)]
+    items += [_allocator(request, items), MemoryItem(name="runtime", device_bytes=CPU_RUNTIME_BYTES + own)]
     items.append(_item("trackers", sum(CPU_TRACKER_BYTES.get(kind, 0) for kind in request.trackers)))
     limit = device_limit_bytes(request.cluster, request.processes)
     kept = tuple(item for item in items if item.device_bytes or item.host_bytes)
@@ -150,8 +153,6 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
     """The same setting for the estimates of GPUs. Its device has no rates: memory does not ask for them."""
     cluster, strategy = request.cluster, request.strategy
     attention: dict[str, AttentionKind] = {"sdpa": "sdpa", "eager": "eager"}
-    chunk = request.loss_chunk_tokens
-    loss: LossKind = "whole" if request.rows > 1 and not chunk else "linear"
     return EstimateRequest(
         shape=request.shape,
         machine=Machine(cpu_device(cluster.device_memory_bytes), cluster.devices_per_host, cluster.hosts),
@@ -172,8 +173,8 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         software=Software(
             kernels="compiled" if request.compiled else "eager",
             attention=attention.get(request.attention, "flash"),
-            loss=loss,
-            loss_chunk_tokens=chunk,
+            loss=_loss_kind(request),
+            loss_chunk_tokens=request.loss_chunk_tokens,
         ),
         optimizer=OptimizerFacts(4.0 * moments_of(request.optimizer)),
         reduce_bucket_elements=strategy.reduce_bucket_elements,
@@ -181,6 +182,12 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         overlap_comm=strategy.overlap_comm,
         secondary_group=strategy.secondary_partition,
     )
+
+
+def _loss_kind(request: MemoryRequest) -> LossKind:
+    if request.shape.head == "whole" or (request.rows > 1 and not request.loss_chunk_tokens):
+        return "whole"
+    return "pieces" if request.shape.head == "pieces" or request.rows > 1 else "linear"
 
 
 def fits(memory: MemoryPlan, cluster: ClusterFacts, processes: int) -> bool:
@@ -289,9 +296,13 @@ def _buckets(request: MemoryRequest) -> list[MemoryItem]:
     return [_item("communication buckets", size * (2 if strategy.overlap_comm else 1))]
 
 
-def _allocator(items: list[MemoryItem]) -> MemoryItem:
-    """What the C library keeps of freed memory."""
-    return _item("allocator", int(CPU_ALLOCATOR_SHARE * sum(item.device_bytes + item.host_bytes for item in items)))
+def _allocator(request: MemoryRequest, items: list[MemoryItem]) -> MemoryItem:
+    """What the C library keeps of freed memory: nothing of logits that are kept whole, in blocks that it maps."""
+    size = sum(item.device_bytes + item.host_bytes for item in items)
+    keeps = request.shape.head != "linear" or request.rows > 1
+    if keeps and 4 * request.shape.vocab * _logits_tokens(request) > MAPPED_ABOVE_BYTES:
+        size -= logits_bytes(request)
+    return _item("allocator", int(CPU_ALLOCATOR_SHARE * size))
 
 
 def _step_items(request: MemoryRequest) -> list[MemoryItem]:
@@ -392,19 +403,25 @@ def logits_bytes(request: MemoryRequest) -> int:
     """The loss: logits of as many tokens as exist at once, and the gradients that are made with them.
 
     A linear head (headway.model.heads) turns its logits into gradients in place and keeps those, [entries, hidden] in
-    fp32 and [tokens, hidden], until backward scales them. A head that does more (gemma2's soft cap), or a loss that is
-    no sum over tokens (a preference), keeps the logits, their log-softmax and its gradient.
+    fp32 and [tokens, hidden], until backward scales them. A head that does more, or a loss that is no sum over tokens
+    (a preference), keeps the logits, their log-softmax and its gradient; of all tokens where it cannot be cut.
     """
     shape, e = request.shape, request.element_bytes
     if not request.language:
         return 0
-    tokens = min(request.tokens, request.loss_chunk_tokens or request.tokens)
+    tokens = _logits_tokens(request)
     converted = e if request.precision != "fp32" else 0
-    if shape.arch == "gemma2" or request.rows > 1:
+    if shape.head != "linear" or request.rows > 1:
         return tokens * shape.vocab * (12 + converted)
     of_head = 0 if shape.adapter else 4 * shape.vocab * shape.hidden  # the head is frozen beside an adapter
     gradients = of_head + e * request.tokens * shape.hidden
     return gradients + max(gradients, tokens * shape.vocab * (4 + converted))
+
+
+def _logits_tokens(request: MemoryRequest) -> int:
+    """Tokens whose logits exist at once."""
+    whole = request.shape.head == "whole" or not request.loss_chunk_tokens
+    return request.tokens if whole else min(request.tokens, request.loss_chunk_tokens)
 
 
 def loss_chunk_for(tokens: int, vocab: int) -> tuple[int, str]:

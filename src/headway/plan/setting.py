@@ -13,7 +13,7 @@ Engine = Literal["single", "ddp", "fsdp", "deepspeed", "megatron"]
 Checkpointing = Literal["none", "selective", "full"]
 Kernels = Literal["eager", "fused", "compiled"]
 AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
-LossKind = Literal["whole", "half", "compiled", "chunked", "linear"]
+LossKind = Literal["whole", "half", "compiled", "chunked", "pieces", "linear"]
 # What of its memory a plan may fill: of measured runs, 4 % took more than a tenth above the estimate.
 USABLE_SHARE = 0.90
 # Of the parameters of one rank, what stage 3 updates at once: DeepSpeed's default, and what Headway writes.
@@ -54,7 +54,8 @@ class Software:
     `flash3` Hopper's; `sdpa` is flash under a mask, key and value repeated for every head.
     loss: `whole` makes fp32 logits of all tokens, their log-softmax and its gradient; `half` makes them in 16 bits, as
     a model without autocast does that does not cast its logits; `compiled` fuses these;
-    `chunked` keeps 16-bit logits and works on pieces in fp32; `linear` never holds more than one piece of logits.
+    `chunked` keeps 16-bit logits and works on pieces in fp32; `pieces` makes each piece's logits twice and keeps one as
+    `whole` does; `linear` never holds more than one piece of logits, and turns it into gradients in place.
     expandable_segments: of the caching allocator, which then uses freed blocks for larger tensors.
     ends_apart: FSDP gathers embedding and head each for itself, not with the root.
     """

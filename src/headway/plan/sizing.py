@@ -27,7 +27,7 @@ def with_micro_batch(request: MemoryRequest, micro_batch: int, train: TrainConfi
     tokens = micro_batch * request.rows * request.sequence
     asked = train.loss_chunk
     chunk = loss_chunk_for(tokens, request.shape.vocab)[0] if asked == "auto" else asked
-    pieces = request.language and chunk < tokens
+    pieces = request.language and request.shape.head != "whole" and chunk < tokens
     return replace(request, micro_batch=micro_batch, loss_chunk_tokens=chunk if pieces else 0)
 
 
@@ -78,7 +78,13 @@ def size_batch(base: MemoryRequest, rung: Rung, train: TrainConfig, total: int, 
     figures = f"{used_bytes(memory, request.cluster) / GIB:.1f} of {memory.device_limit_bytes / GIB:.1f} GiB"
     ledger.because("batch.micro_batch", f"{solution.reasons['batch.micro_batch']}: {figures}")
     ledger.because("batch.accumulation", solution.reasons["batch.accumulation"])
-    asked = train.loss_chunk != "auto"
-    why = "train.loss_chunk" if asked else loss_chunk_for(sized.tokens, sized.shape.vocab)[1]
-    ledger.because("numerics.loss_chunk_tokens", why if sized.language else "an output for each label is no logits")
+    ledger.because("numerics.loss_chunk_tokens", _chunk_reason(sized, train))
     return Sizes(solution.plan, memory, sized.loss_chunk_tokens)
+
+
+def _chunk_reason(request: MemoryRequest, train: TrainConfig) -> str:
+    if not request.language:
+        return "an output for each label is no logits"
+    if request.shape.head == "whole":
+        return "this model's head gives the logits of all tokens at once"
+    return loss_chunk_for(request.tokens, request.shape.vocab)[1] if train.loss_chunk == "auto" else "train.loss_chunk"

@@ -224,12 +224,14 @@ def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
     product = _product(
         request, (float(request.tokens), float(shape.hidden), -(-shape.vocab // (64 * tensor)) * 64.0), rates
     )
-    touched = {"whole": 36, "half": 18, "compiled": 14, "chunked": 20, "linear": 16}[request.software.loss]
+    loss = request.software.loss
+    touched = {"whole": 36, "half": 18, "compiled": 14, "chunked": 20, "pieces": 36, "linear": 16}[loss]
     if request.machine.device.kind == "cpu":
         touched = 24
     logits = request.tokens * shape.vocab / tensor
     frozen = request.shape.adapter is not None
-    return product * (2 if frozen else 3) + logits * touched / rates.memory
+    again = loss == "pieces" and request.software.loss_chunk_tokens > 0  # in the backward pass, each piece's logits
+    return product * ((2 if frozen else 3) + again) + logits * touched / rates.memory
 
 
 @dataclass(frozen=True)
