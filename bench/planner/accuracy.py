@@ -12,6 +12,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rows import Row, judge, read_table
@@ -19,12 +20,27 @@ from scores import Confusion, Errors, Judged, choices, confusion, errors, groupe
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("published.csv")
-# Rows that were gathered after all constants had been set, and what the planner said of them that day.
-HELD_OUT = Path(__file__).with_name("held_out.csv")
-BEFORE = Path(__file__).with_name("held_out_before.csv")
 EXPLAINED = Path(__file__).with_name("explained.csv")
 PAGE = ROOT / "docs" / "planner-accuracy.md"
 WORST = 15
+
+
+@dataclass(frozen=True)
+class Later:
+    """Rows gathered after the constants had been set, and what the planner said of them on the day that they came."""
+
+    name: str  # at the head of its column
+    table: Path
+    before: Path
+
+    @classmethod
+    def of(cls, name: str, stem: str) -> Later:
+        folder = Path(__file__).parent
+        return cls(name, folder / f"{stem}.csv", folder / f"{stem}_before.csv")
+
+
+# Each a section of the page, in the order in which they came.
+LATER = (Later.of("held out", "held_out"), Later.of("later still", "later"))
 
 
 def memory(row: Judged) -> float | None:
@@ -164,7 +180,9 @@ def main(arguments: list[str]) -> int:
     print(report(rows, skipped, total))
     if asked.table != TABLE:
         return 0
-    print("", "rows gathered after all constants had been set:", "", report(*load(HELD_OUT)), sep="\n")
+    for later in LATER:
+        print("", f"rows gathered after the constants had been set, {later.name}:", "", sep="\n")
+        print(report(*load(later.table)))
     if not asked.no_page:
         from page import write_page
 

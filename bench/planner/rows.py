@@ -9,75 +9,24 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from adapters import adapted, drops_inputs
 from doubt import Measured, NotJudged, Row, refuse_implausible, refuse_misstated, refuse_unmodelled
+from software import Defaults, defaults_of, month_of, software_of
+from words import number, said, stated, whole
 
 from headway.facts.catalogue import find_model
 from headway.facts.hardware import Device, Machine, find_device
-from headway.facts.schema import AdapterShape, ModelShape
+from headway.facts.schema import ModelShape
 from headway.facts.shape import shape_of
-from headway.plan.setting import Degrees, EstimateRequest, OptimizerFacts, Software
+from headway.plan.setting import Degrees, EstimateRequest, OptimizerFacts
 
 GIB = 1024**3
-# What a row names that did not exist before: a lower bound of its date.
-DATED = (("simplefsdp", "2025-03"),)
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What a software does where nothing is said: its kernels, its loss by month of release, its checkpointing."""
-
-    pattern: str
-    kernels: str = "eager"
-    loss: tuple[tuple[str, str], ...] = (("", "whole"),)  # (from this month on, kind)
-    compiled_loss: tuple[tuple[str, str], ...] = ()
-    checkpointing: str = "none"
-    engine: str = ""
-    interleaved: bool = False  # its recipes cut each pipeline stage into chunks of a few layers
-    flash: str = "flash"
-    expandable_since: str = ""  # month from which its launch script lets the allocator's segments grow
-    ends_apart: bool = False
-    dropout: bool = False  # trained with it, as was usual until about 2022
-
-
-# Read in order: the first whose pattern is found in family, source or strategy.
-SOFTWARE = (
-    Defaults("liger", kernels="fused", loss=(("", "linear"),)),
-    Defaults("unsloth", kernels="fused", loss=(("", "chunked"),), checkpointing="full"),
-    Defaults(
-        "torchtitan",
-        loss=(("", "whole"),),
-        compiled_loss=(("", "whole"), ("2025-03", "compiled")),
-        checkpointing="selective",
-        engine="fsdp",
-        expandable_since="2025-03",
-    ),
-    Defaults("pytorch/ao|torchao", loss=(("", "whole"),), checkpointing="selective", engine="fsdp"),
-    Defaults("torchtune", loss=(("", "chunked"),), engine="fsdp", ends_apart=True),
-    Defaults("litgpt|lit-gpt", engine="fsdp"),
-    Defaults("llm-foundry|llmfoundry|composer", engine="fsdp", flash="flash1"),
-    Defaults("internevo|internlm", kernels="fused", loss=(("", "compiled"),), engine="megatron", flash="flash1"),
-    Defaults("megatron-deepspeed|vtrain|bigscience", engine="megatron", dropout=True),
-    Defaults(
-        "megatron-?bridge|transformer.?engine",
-        kernels="fused",
-        loss=(("", "compiled"),),
-        engine="megatron",
-        flash="flash3",
-        interleaved=True,
-    ),
-    Defaults("nemo", kernels="fused", loss=(("", "compiled"),), engine="megatron", interleaved=True),
-    Defaults(
-        "nemo|megatron|korthikanti|2205.05198|2104.04473",
-        kernels="fused",
-        loss=(("", "compiled"),),
-        engine="megatron",
-    ),
-    Defaults("deepspeed", engine="deepspeed"),
-    Defaults("fsdp", engine="fsdp"),
-)
+_LABELS = r"sequence.classification|token.classification|seq-?cls|squad|span head|question.answering|\bclassifier\b"
+# A month of release before which FSDP kept frozen weights gathered until the end of the backward pass: torch 2.1 frees
+# them by a hook of their own (`_register_post_backward_reshard_only_hook`).
+_FROZEN_FREED = "2023-10"
 
 
 def read_table(path: Path) -> list[Row]:
@@ -104,16 +53,6 @@ def judge(rows: Iterable[Row]) -> tuple[list[Measured], dict[str, int]]:
     return kept, skipped
 
 
-def number(row: Row, key: str) -> float | None:
-    """Tokens count in binary thousands (32k), parameters in decimal ones (8B); '1,024' is above 1000, '30,5' below."""
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", row.get(key, "")).replace(",", ".")
-    match = re.match(r"~?\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKMBT]\b)?", text)
-    if match is None:
-        return None
-    thousand = 1000.0 if key == "params" else 1024.0
-    return float(match[1]) * thousand ** {"k": 1, "K": 1, "M": 2, "B": 3, "T": 4}.get(match[2], 0)
-
-
 def devices_of(row: Row) -> int:
     """'8', or '4x8': hosts and devices of each. One, where a single device is meant and no number is given."""
     text = row.get("n_gpus", "").lower()
@@ -122,44 +61,6 @@ def devices_of(row: Row) -> int:
     if re.search(r"node|host", text):
         raise NotJudged("its number of GPUs is stated in hosts")
     return whole(row, "n_gpus", 1 if re.search(r"\bsingle\b|^1 ?x", said(row, "strategy", "gpu")) else None)
-
-
-def whole(row: Row, key: str, default: int | None = None) -> int:
-    found = number(row, key)
-    if found is None or found < 1:
-        if default is None:
-            raise NotJudged(f"no {key}")
-        return default
-    return int(found)
-
-
-def said(row: Row, *keys: str) -> str:
-    return " ".join(row.get(key, "") for key in keys).lower()
-
-
-def defaults_of(row: Row) -> Defaults:
-    text = said(row, "strategy") + " | " + said(row, "family", "source", "software", "notes")
-    for entry in SOFTWARE:
-        named = entry.pattern in ("liger", "unsloth") and re.search(entry.pattern, said(row, "strategy"))
-        if named and "no liger" not in text:
-            return entry
-    return next((entry for entry in SOFTWARE[2:] if re.search(entry.pattern, text)), Defaults(""))
-
-
-def month_of(row: Row) -> str:
-    """'2025-06' of the newest date that the row names; '' where it names none."""
-    text = said(row, "date", "source", "notes")
-    found = [f"{y}-{m}" for y, m in re.findall(r"(?<!\d)(20[12]\d)-?(0[1-9]|1[0-2])(?!\d)", text)]
-    months = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-    for name, year in re.findall(r"\b([a-z]{3})[a-z]*[- ](20[12]\d)", text):
-        if name in months:
-            found.append(f"{year}-{months.index(name) + 1:02d}")
-    found += [since for word, since in DATED if word in said(row, "strategy", "notes")]
-    return max(found, default="")
-
-
-def at(choices: tuple[tuple[str, str], ...], month: str) -> str:
-    return [kind for since, kind in choices if since <= month or not since][-1]
 
 
 def device_of(row: Row) -> Device:
@@ -245,33 +146,6 @@ def shape_of_row(row: Row) -> ModelShape:
     )
 
 
-def adapted(shape: ModelShape, row: Row) -> ModelShape:
-    """With a LoRA, where the row has one: rank 8 on all linear layers unless it says otherwise."""
-    text = said(row, "model", "strategy", "notes")
-    if "lora" not in said(row, "model", "strategy", "precision"):
-        return shape
-    rank = int(m[1] or m[2]) if (m := re.search(r"\br ?=? ?(\d+)\b|rank ?=? ?(\d+)", text)) else 8
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    pairs = [(shape.hidden, query), (shape.hidden, key)]
-    if not re.search(r"q, ?v default|\bq_proj, ?v_proj|r\d+ q,v default", text):
-        pairs += [(shape.hidden, key), (query, shape.hidden)]
-        pairs += [(shape.hidden, shape.ffn)] * (2 if shape.gated else 1) + [(shape.ffn, shape.hidden)]
-    trained = rank * shape.layers * sum(a + b for a, b in pairs)
-    added = AdapterShape(
-        parameters=trained,
-        layers=len(pairs) * shape.layers,
-        rank=rank,
-        inputs=sum(a for a, _ in pairs) * shape.layers,
-    )
-    return shape.model_copy(
-        update={
-            "parameters": shape.parameters + trained,
-            "trainable_parameters": trained,
-            "adapter": added,
-        }
-    )
-
-
 def precision_of(row: Row) -> tuple[str, bool, int | None]:
     """(precision, whether fp32 weights are kept, bits of a quantised base)."""
     text = said(row, "precision")
@@ -298,9 +172,8 @@ def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
     if degrees.tensor * degrees.pipeline > 1 and known.engine != "fsdp":
         return "megatron", min(stage, 1)
     if re.search(r"fsdp|hsdp|hybrid.?shard|full_shard|shard_grad_op", text):
-        # the first FSDP leaves frozen parameters gathered until the end of the backward pass
-        first = bool(re.search("litgpt|lightning|fsdp-?1|accelerate|trainer", said(row, "source", "strategy")))
-        if first and "lora" in said(row, "model", "strategy"):
+        old = "" < month_of(row) < _FROZEN_FREED
+        if (old or known.frozen_gathered) and "lora" in said(row, "model", "strategy"):
             return "fsdp", 2
         return "fsdp", max(2, stage or 3)
     if "deepspeed" in text and "megatron" not in text:
@@ -350,43 +223,6 @@ def offloads(row: Row) -> tuple[bool, bool, bool]:
     return parameters or "optim" in text or (on_cpu and not activations), parameters, activations
 
 
-def software_of(row: Row, known: Defaults) -> Software:
-    text, month = said(row, "strategy", "model", "notes"), month_of(row)
-    compiled = (
-        row.get("compile", "")
-        .lower()
-        .startswith(("yes", "true", "graph", "inductor", "aot", "max-", "reduce-", "torch.compile"))
-    )
-    fused = re.search(r"fused (?:rms|layer)?[- ]?norm", text)
-    kernels = "compiled" if compiled else "fused" if fused else known.kernels
-    fuses = compiled and not row.get("compile", "").lower().startswith(("graph", "aot"))
-    loss = at(known.compiled_loss, month) if fuses and known.compiled_loss else at(known.loss, month)
-    if re.search(r"chunked (cross.entropy|ce|loss)|chunked-ce", text) and not re.search(r"before chunked", text):
-        loss = "chunked"
-    if re.search(r"linear cross.entropy|cut cross.entropy|fused linear|\bcce\b|liger", text) and "no liger" not in text:
-        loss = "linear"
-    if "full logits" in text:
-        loss = "whole"
-    if re.search(r"(?:16|half|bf16|fp16)[- ]?(?:bit|precision)? logits", text):
-        loss = "half"
-    loss = row.get("loss") or loss
-    flash = row.get("flash_attn", "").lower()
-    attention = "eager" if re.match(r"(no|false|0|eager|math)\b", flash) else known.flash
-    if re.search(r"fa-?[34]|flash.?attention.?3|cudnn", flash + " " + text):
-        attention = "flash3"
-    return Software(
-        kernels=row.get("kernels") or kernels,  # pyright: ignore[reportArgumentType]
-        attention=attention,  # pyright: ignore[reportArgumentType]
-        loss=loss,  # pyright: ignore[reportArgumentType]
-        loss_chunk_tokens=1024,  # read for `linear` alone: libraries take a few hundred to a few thousand
-        fused_optimizer="fused=false" not in text,
-        expandable_segments=bool(known.expandable_since) and month >= known.expandable_since,
-        ends_apart=known.ends_apart,
-        overlapped_tensor_parallel="asynctp" in text or "async tp" in text or known.interleaved,
-        virtual_stages=4 if known.interleaved and whole(row, "pp", 1) > 1 else 1,
-    )
-
-
 def optimizer_of(row: Row, master: bool) -> OptimizerFacts:
     text = row.get("optimizer", "").lower() + " " + said(row, "strategy", "model", "offload", "notes")
     size, more = 8.0 if master else 4.0, 0.0
@@ -394,8 +230,10 @@ def optimizer_of(row: Row, master: bool) -> OptimizerFacts:
         size, more = 2.0, 6.0
     elif re.search(r"\bsgd\b", text):
         size = 0.0
-    elif re.search(r"adafactor|\blion\b", text):
+    elif re.search(r"\blion\b", text):
         size = size / 2
+    elif "adafactor" in text:  # of a matrix a row and a column
+        size = 0.0
     in_backward = bool(re.search(r"optimizer[_ ]in[_ ](bwd|backward)", text)) and "differs" not in text
     return OptimizerFacts(size, more, in_backward, "paged" in said(row, "offload", "strategy", "optimizer"))
 
@@ -454,8 +292,11 @@ def measured(row: Row) -> Measured:
     engine, stage = engine_of(row, known, degrees)
     micro, steps = batches(row, degrees)
     optimizer_away, parameters_away, activations_away = offloads(row)
+    shape = adapted(shape_of_row(row), row, known)
+    if known.neox_models and not shape.gated:
+        shape = shape.model_copy(update={"arch": "gpt_neox"})
     request = EstimateRequest(
-        shape=adapted(shape_of_row(row), row),
+        shape=shape,
         machine=machine(row, device, count),
         degrees=degrees,
         engine=engine,  # pyright: ignore[reportArgumentType]
@@ -468,7 +309,9 @@ def measured(row: Row) -> Measured:
         tf32="tf32" in said(row, "precision"),
         master=master,
         base_bits=bits,
-        fp32_adapter=bool(re.search(r"peft|hf trainer|transformers trainer", said(row, "strategy", "notes"))),
+        fp32_adapter=bool(re.search(r"peft|hf trainer|transformers trainer", stated(row))),
+        adapter_dropout=drops_inputs(row, known),
+        language=not re.search(_LABELS, stated(row)),
         bucket_view=False,
         checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
         offload_optimizer=optimizer_away,
@@ -477,9 +320,19 @@ def measured(row: Row) -> Measured:
         dropout=known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model"))),
         software=software_of(row, known),
         optimizer=optimizer_of(row, master),
+        **_buckets(row, shape, known),
     )
     refuse_implausible(request)
     return finished(row, request)
+
+
+def _buckets(row: Row, shape: ModelShape, known: Defaults) -> dict[str, int]:
+    """DeepSpeed's: as a note states them, else as the Trainer fills in the "auto" of its examples: hidden x hidden."""
+    found = {"reduce_bucket_elements": shape.hidden**2, "prefetch_bucket_elements": 9 * shape.hidden**2 // 10}
+    found = found if known.trainer else {}
+    if told := re.search(r"reduce_bucket_size (\d[\d.]*(?:e\d+)?)", said(row, "notes")):
+        found["reduce_bucket_elements"] = int(float(told[1]))
+    return found
 
 
 def finished(row: Row, request: EstimateRequest) -> Measured:
@@ -502,8 +355,10 @@ def speed_of(row: Row, request: EstimateRequest) -> float | None:
     """Tokens a second of one device: as published, else from the step's time, else from its FLOP/s or utilisation."""
     from headway.plan.steptime import model_flops_per_token
 
-    if "variable length" in said(row, "notes"):
-        return None  # a step's tokens are not known
+    if re.search(
+        r"variable length|within (?:a|each|one) (?:sample|document)|within (?:samples|documents)", said(row, "notes")
+    ):
+        return None  # a step's tokens, or the pairs of attention, are not known
     if (rate := number(row, "tokens_per_s_per_gpu")) is not None and rate > 0:
         return rate
     if (seconds := number(row, "step_time_s")) is not None and seconds > 0:

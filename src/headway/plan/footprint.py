@@ -17,6 +17,7 @@ from headway.plan.schema import MemoryItem
 from headway.plan.setting import SUB_GROUP_ELEMENTS, EstimateRequest
 
 GIB = 1024**3
+COPIES = "16-bit copies of the weights"
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,31 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     kept, transient = activations(request), layer_transient(request)
     logits = logits_bytes(request, constants)
     gathered, buckets, last = _gathered(request), _buckets(request), _last_buckets(request)
-    gradients = states.pop("gradients")
+    gradients, copies = states.pop("gradients"), states.pop(COPIES, 0.0)
     base = sum(states.values()) + gathered
-    forward = kept + logits
+    forward = kept + logits + copies
+    # autocast frees its copies when it ends: those of a layer that is computed again, with that layer
     backward = kept * (1 - 1 / max(request.shape.layers, 1)) + transient + buckets
     if request.checkpointing == "none":
-        backward = transient + buckets
+        backward = kept + transient + buckets + copies
     update = _update_workspace(request, gradients)
     early = gradients if request.accumulation > 1 or request.engine == "ddp" else 0.0  # DDP's are buckets, and stay
     moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
     allocated = max(moments)
     working = max(forward, backward, update, last)
     apart = max(working, kept + _side_by_side(request, logits, update + last))
-    fragments = constants.fragmentation * working
+    fragments = constants.fragmentation * max(forward - copies, backward - copies, update, last)
     # freed blocks of the last step's gradients serve no larger tensor, unless segments can grow
     reserved = (allocated if request.software.expandable_segments else base + gradients + apart) + fragments
     held = min(gradients, reserved - fragments - base)
     working = reserved - fragments - base - held
+    copies = min(copies, working)
+    working -= copies
     rest = working - min(kept, working) - min(logits, max(working - kept, 0))
     items = [_item(name, size) for name, size in states.items()]
     items += [
         _item("gradients", held),
+        _item(COPIES, copies),
         _item("gathered parameters", gathered),
         _item("activations", min(kept, working)),
         _item("logits and loss", min(logits, max(working - kept, 0))),
@@ -162,6 +167,8 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * gradient
     if request.engine == "fsdp":
         gradients = 0.0 if request.optimizer.in_backward else _spread(request, parts, 2) * trained * weight
+        if request.software.whole_accumulation and request.accumulation > 1:
+            gradients += parts.total * trained * request.element_bytes
     if request.shape.adapter is not None and request.fp32_adapter and weight == 2:
         own = request.shape.trainable_parameters
         weights, gradients, states = weights + 2 * own, 4 * own, 8 * own
@@ -177,7 +184,7 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     if request.offload_optimizer and request.engine == "deepspeed" and request.stage < 3:
         items["offload staging"] = _staging(request)
     if weight == 4 and request.precision != "fp32" and request.engine in ("single", "ddp"):
-        items["16-bit copies of the weights"] = 2 * (parts.total - held)  # autocast casts each once a micro batch
+        items[COPIES] = 2 * (parts.total - held)  # autocast casts each once a micro batch
     if whole:
         items["dequantised matrix"] = whole * request.element_bytes
     return items
@@ -258,10 +265,11 @@ def _gathered(request: EstimateRequest) -> float:
         blocks = 2 * _layer_parameters(request) * block
         return max(parts.ends / 2 * e, blocks) if request.software.ends_apart else parts.ends * e + blocks
     if request.engine == "deepspeed" and request.stage == 3:
-        _, block = gathered_numbers(request.shape, request.linear_bits, e)
-        total = gathered_bytes(request) / e
-        ahead = block + request.prefetch_bucket_elements
-        return (min(total, max(request.live_parameters, ahead)) + min(total, ahead)) * e
+        shape, total = request.shape, gathered_bytes(request) / e
+        # prefetching stops when it has passed its bounds, by one matrix at most; what comes together is copied out
+        matrix = shape.hidden * max(shape.vocab, shape.ffn)
+        live, together = request.live_parameters + matrix, request.prefetch_bucket_elements + matrix
+        return (min(total, live) + min(total, together)) * e
     return 0.0
 
 
@@ -273,15 +281,20 @@ def _buckets(request: EstimateRequest) -> float:
         # 16-bit gradients of a block and their fp32 copy for the reduction
         return _layer_parameters(request) * trained * (e + (4 if request.master else 2))
     if request.engine == "deepspeed" and request.stage > 0:
-        size = min(request.reduce_bucket_elements, parts.total * trained) * e
-        if request.stage == 3:
-            return 2 * size + size / request.shards
+        size = request.reduce_bucket_elements * e  # made whole, however little is trained
+        if request.stage == 3:  # its gradients sorted into partitions, and what arrives
+            return (1 + 1 / request.shards) * min(size, parts.total * trained * e)
         return size * (2 if request.overlap_comm else 1)
     return 0.0
 
 
 def _standing_buckets(request: EstimateRequest) -> float:
-    """DDP's buckets, where they are not the gradients themselves: a micro batch without exchange makes its own."""
+    """ZeRO-3's bucket, made with the engine; DDP's, where they are not the gradients themselves.
+
+    A micro batch without exchange makes gradients of its own.
+    """
+    if request.engine == "deepspeed" and request.stage == 3:
+        return request.reduce_bucket_elements * request.element_bytes
     if request.engine != "ddp" or request.degrees.devices == 1:
         return 0.0
     if request.bucket_view and request.accumulation == 1:
@@ -335,6 +348,8 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
     if software.loss == "chunked":
         of_piece = constants.piece_logit_bytes * (1 if software.kernels == "compiled" else 4)
         return logits * (e + of_piece) + e * head
+    if software.loss == "fused":  # fp32 logits and their shifted copy, which becomes the gradient
+        return logits * 8 + e * head
     if software.loss == "compiled":
         return logits * (e + constants.compiled_logit_bytes) + e * head
     made = constants.whole_logit_bytes / (2 if software.loss == "half" else 1)
@@ -361,8 +376,10 @@ def _adapter(request: EstimateRequest) -> float:
     if shape.adapter is None:
         return 0.0
     share = 1 / max(shape.layers, 1) if request.checkpointing == "full" else 1.0
-    numbers = shape.adapter.token_numbers + (2 * shape.adapter.inputs if request.adapter_dropout else 0)
-    return request.tokens * numbers * request.element_bytes * share
+    kept = shape.adapter.token_numbers * request.element_bytes
+    if request.adapter_dropout:
+        kept += shape.adapter.inputs * (request.element_bytes + 1)  # its mask is a byte each
+    return request.tokens * kept * share
 
 
 def _stream(request: EstimateRequest) -> float:
@@ -427,9 +444,10 @@ def _mlp_tensors(request: EstimateRequest) -> int:
 
 
 def _unread(request: EstimateRequest) -> float:
-    """Inputs of frozen products without an adapter: no gradient of theirs is wanted, so they are not kept."""
+    """Inputs of an MLP without an adapter: no gradient of its frozen weights is wanted, so they are not kept."""
     shape, added = request.shape, request.shape.adapter
-    if added is None or added.inputs > 3 * shape.hidden * shape.layers:
+    of_attention = (3 * shape.hidden + shape.heads * shape.head_dim) * shape.layers
+    if added is None or added.inputs > of_attention or request.software.quantized_inputs:
         return 0.0
     return (request.shape.mlp_width + shape.hidden) * request.element_bytes / request.degrees.tensor
 
@@ -450,7 +468,13 @@ def _scores(request: EstimateRequest) -> float:
 def layer_transient(request: EstimateRequest) -> float:
     """One layer in the backward pass: its recomputed activations, and the gradients of its widest tensors."""
     shape, e, tensor = request.shape, request.element_bytes, request.degrees.tensor
-    widest = (request.shape.mlp_width + 2 * shape.hidden) * e * request.tokens / tensor
+    # an activation and a product that are written out have a gradient each for what they read, at one time; the
+    # product itself, where it was kept, has been freed
+    wide = width = request.shape.mlp_width
+    if request.software.kernels == "eager" and shape.gated:
+        wide = 3 * width - (0 if _unread(request) else width)
+    widest = (wide + 2 * shape.hidden) * e * request.tokens / tensor
     again = full_layer_bytes(request) if request.checkpointing != "none" else 0.0
     scores = _scores(request) / 2
-    return again + widest + scores
+    dequantised = shape.hidden * max(shape.ffn, shape.hidden) * e if request.base_bits is not None else 0.0
+    return again + widest + scores + dequantised

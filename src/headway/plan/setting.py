@@ -13,7 +13,7 @@ Engine = Literal["single", "ddp", "fsdp", "deepspeed", "megatron"]
 Checkpointing = Literal["none", "selective", "full"]
 Kernels = Literal["eager", "fused", "compiled"]
 AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
-LossKind = Literal["whole", "half", "compiled", "chunked", "pieces", "linear"]
+LossKind = Literal["whole", "half", "fused", "compiled", "chunked", "pieces", "linear"]
 # What of its memory a plan may fill: of measured runs, 4 % took more than a tenth above the estimate.
 USABLE_SHARE = 0.90
 # Of the parameters of one rank, what stage 3 updates at once: DeepSpeed's default, and what Headway writes.
@@ -53,11 +53,15 @@ class Software:
     attention: `eager` keeps the score matrices; `flash1` is the first flash kernel, `flash` the second,
     `flash3` Hopper's; `sdpa` is flash under a mask, key and value repeated for every head.
     loss: `whole` makes fp32 logits of all tokens, their log-softmax and its gradient; `half` makes them in 16 bits, as
-    a model without autocast does that does not cast its logits; `compiled` fuses these;
+    a model without autocast does that does not cast its logits; `fused` is a kernel that turns fp32 logits into their
+    gradient in place; `compiled` fuses these;
     `chunked` keeps 16-bit logits and works on pieces in fp32; `pieces` makes each piece's logits twice and keeps one as
     `whole` does; `linear` never holds more than one piece of logits, and turns it into gradients in place.
     expandable_segments: of the caching allocator, which then uses freed blocks for larger tensors.
     ends_apart: FSDP gathers embedding and head each for itself, not with the root.
+    fused_optimizer: one kernel; else torch's loop over lists of tensors, which makes one list more.
+    whole_accumulation: FSDP adds up whole gradients (`no_sync`), and exchanges those of the last micro batch alone.
+    quantized_inputs: every product with a quantised weight keeps its input, as bitsandbytes did before 0.43.2.
     """
 
     kernels: Kernels = "eager"
@@ -69,6 +73,8 @@ class Software:
     overlapped_tensor_parallel: bool = False
     expandable_segments: bool = False
     ends_apart: bool = False
+    whole_accumulation: bool = False
+    quantized_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class EstimateRequest:
     optimizer: OptimizerFacts = field(default_factory=OptimizerFacts)
     reduce_bucket_elements: int = 500_000_000
     prefetch_bucket_elements: int = 50_000_000
-    live_parameters: int = 2_000_000_000
+    live_parameters: int = 1_000_000_000
     overlap_comm: bool = True  # ZeRO-1 and 2: gradients are reduced while the backward pass goes on, in a second bucket
     shard_group: int = 0
     secondary_group: int = 1

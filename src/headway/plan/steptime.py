@@ -225,7 +225,7 @@ def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
         request, (float(request.tokens), float(shape.hidden), -(-shape.vocab // (64 * tensor)) * 64.0), rates
     )
     loss = request.software.loss
-    touched = {"whole": 36, "half": 18, "compiled": 14, "chunked": 20, "pieces": 36, "linear": 16}[loss]
+    touched = {"whole": 36, "half": 18, "fused": 24, "compiled": 14, "chunked": 20, "pieces": 36, "linear": 16}[loss]
     if request.machine.device.kind == "cpu":
         touched = 24
     logits = request.tokens * shape.vocab / tensor
@@ -405,7 +405,8 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
         again = gather
         if request.secondary_group > 1:  # the backward pass gathers from the second copy
             again = min(gather, ring_seconds(request, size, replace(gathering, ranks=_second_ring(request)), constants))
-        total, hideable = micro * (gather + again + reduce), compute
+        reduces = 1 if request.software.whole_accumulation else micro
+        total, hideable = micro * (gather + again) + reduces * reduce, compute
     elif request.engine == "fsdp":
         total, hideable = micro * (gather + reduce), compute
     elif request.stage == 2:  # each micro batch's gradients go to their owners at once
