@@ -92,6 +92,8 @@ def test_runs_correct_the_cluster_file_once() -> None:
 
 
 def test_what_cannot_be_learnt_from() -> None:
+    with pytest.raises(UserError, match="8xH100: is no cluster file to write"):
+        learn([ran("any").path], Path("8xH100"))
     bare = RunDir(Path("runs/bare"))
     bare.path.mkdir(parents=True)
     write_plan(PLAN, bare.plan)

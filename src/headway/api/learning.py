@@ -12,7 +12,7 @@ from headway.errors import PlanError, UserError
 from headway.facts.clusterfile import ClusterFile, Learned, read_cluster, write_cluster
 from headway.facts.prices import read_prices
 from headway.facts.schema import ClusterFacts
-from headway.facts.wanted import Wanted
+from headway.facts.wanted import FILE_ENDINGS, Wanted
 from headway.plan.files import read_plan
 from headway.plan.forecast import forecast
 from headway.plan.schema import Plan
@@ -52,8 +52,10 @@ def promise(plan: Plan) -> dict[str, Any]:
 def learn(paths: Sequence[Path], cluster: Path | None) -> tuple[Path, Learned]:
     """Write into the cluster file what these runs took over what was planned: the median of their quotients.
 
-    Raises UserError: a run has no account yet, or runs of other machines are among them.
+    Raises UserError: a run has no account yet, runs of other machines are among them, or no file is named.
     """
+    if cluster is not None and not cluster.name.endswith(FILE_ENDINGS):
+        raise UserError(f"--on {cluster}: is no cluster file to write", fix="--on my-cluster.yaml, or leave it out")
     runs = [RunDir(path) for path in paths]
     pairs = [(run, read_record(run)) for run in runs]
     open_ = [run.name for run, record in pairs if not (record.get("forecast") and record.get("actual"))]

@@ -46,6 +46,7 @@ td, th { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px so
 .figures div { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem 1rem; min-width: 8rem; }
 .figures b { display: block; font-size: 1.25rem; }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .35em 0 .9em; border-radius: 2px; }
+.pair { white-space: nowrap; }
 """
 
 
@@ -117,8 +118,8 @@ def _memory(found: Outlook) -> str:
     rows.append(f"usable: {limit / _GIB:.1f} GiB</text>")
     reasons = [f"<li>{escape(label)}: {escape(reason)}</li>" for label, _, reason in bars if reason]
     listed = f'<ul class="note">{"".join(reasons)}</ul>' if reasons else ""
-    said = "; ".join(filter(None, (found.caution, found.verdict)))
-    return _svg(height + 20, rows) + _keys(names) + listed + f'<p class="note">{escape(said)}</p>'
+    caution = f"<p>{escape(found.caution)}</p>" if found.caution else ""
+    return _svg(height + 20, rows) + _keys(names) + listed + caution + f'<p class="note">{escape(found.verdict)}</p>'
 
 
 def _time(forecast: Forecast) -> str:
@@ -227,7 +228,7 @@ def _reasons(found: Outlook) -> str:
 
 def _keys(names: Sequence[str]) -> str:
     keys = (
-        f'<span class="key" style="background:{_colour(number)}"></span>{escape(name)}'
+        f'<span class="pair"><span class="key" style="background:{_colour(number)}"></span>{escape(name)}</span> '
         for number, name in enumerate(names)
     )
     return f'<p class="note">{"".join(keys)}</p>'

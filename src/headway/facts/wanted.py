@@ -16,7 +16,7 @@ HOST_MEMORY_SHARE = 1.8
 _LARGEST_HOST = 8  # GPUs; more are several hosts
 _WORDS = re.compile(r"(?:(?P<hosts>\d+)\s*[xX*]\s*)?(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<name>[A-Za-z].*)")
 _COUNT_BEHIND = re.compile(r"(?<=[\dbB])\s?[xX*]\s?\d+$")  # 'H100x8'
-_FILE_ENDINGS = (".yaml", ".yml", ".json", ".toml")
+FILE_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def wanted_cluster(text: str, host_memory_bytes: int | None = None) -> Wanted:
         PlanError: no such device (the near ones are named) or file, or a number of devices that no hosts hold.
         ConfigError: the cluster file is no YAML.
     """
-    if text.endswith(_FILE_ENDINGS) or "/" in text:
+    if text.endswith(FILE_ENDINGS) or "/" in text:
         if not Path(text).is_file():
             fix = "`headway calibrate --out FILE` writes one of this machine; or name devices: 8xH100-80GB"
             raise PlanError(problems=[Problem("--on", "there is no such cluster file", text, fix)])
