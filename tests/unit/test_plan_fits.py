@@ -166,3 +166,15 @@ def test_fillers_are_said_where_the_batch_is() -> None:
     plan, _ = ahead("gpt2", "4x8xH100-80GB", "train.global_batch=16 sequences", "train.length=100 steps")
     (row,) = [row for row in summary_rows(plan) if row[0].startswith("micro batch")]
     assert "16 of 32 places hold a filler" in row[2]
+
+
+def test_a_process_of_a_cpu_that_was_not_measured_computes_with_its_threads(tmp_path: Path) -> None:
+    def products(cores: int) -> float:
+        path = tmp_path / "cpu.yaml"
+        sizes = "device_memory: 64 GiB\nhost_memory: 64 GiB\n"
+        path.write_text(f"name: it\ndevice: cpu\ndevice_name: a CPU\ndevices_per_host: {cores}\n{sizes}")
+        plan, found = ahead("pythia-70m", str(path), "train.length=10 steps", "train.global_batch=8 sequences")
+        assert (plan.launch.processes, plan.launch.threads) == (2, cores // 2)
+        return next(item.seconds for item in found.forecast.times if item.name == "matrix products")
+
+    assert products(2) > 4 * products(16)  # of eight: the rest waits for memory

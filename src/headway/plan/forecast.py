@@ -114,7 +114,16 @@ def _forward_seconds(plan: Plan, basis: Basis) -> float:
     """Of one micro batch."""
     if plan.cluster.device == "cpu" and basis.rates is not None:
         return measured_forward(plan, basis.rates)
-    return forward_seconds(request_for(plan, basis.machine))
+    return forward_seconds(request_for(plan, _machine_of(plan, basis)))
+
+
+def _machine_of(plan: Plan, basis: Basis) -> Machine:
+    """A CPU that was not measured has a core's rates; a process has several cores, which share the memory's."""
+    device, threads = basis.machine.device, plan.launch.threads
+    if device.kind != "cpu" or threads == 1:
+        return basis.machine
+    rates = {name: threads * rate for name, rate in device.matmul_flops.items()}
+    return replace(basis.machine, device=replace(device, matmul_flops=rates))
 
 
 def _on_gpu(plan: Plan, basis: Basis) -> Forecast:
@@ -154,7 +163,7 @@ def _on_cpu(plan: Plan, basis: Basis) -> Forecast:
     used, processes = used_bytes(plan.memory, plan.cluster), plan.launch.processes
     tokens = plan.batch.slots * plan.data.sequence
     if basis.rates is None:
-        found = estimate(request_for(plan, basis.machine))
+        found = estimate(request_for(plan, _machine_of(plan, basis)))
         times, seconds, band = found.times, found.step_seconds, 1.0  # a core's rate by its name alone is a guess
     else:
         times = measured_times(plan, basis.rates)
