@@ -157,6 +157,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         overlapped_tensor_parallel="asynctp" in text or "async tp" in text or known.interleaved,
         virtual_stages=4 if known.interleaved and whole(row, "pp", 1) > 1 else 1,
         whole_accumulation=known.whole_accumulation,
+        wide_base=_casts_the_base(row, known),
         quantized_inputs=_keeps_quantized_inputs(row),
     )
 
@@ -185,6 +186,14 @@ def _by_lists(row: Row, known: Defaults) -> bool:
         return False
     first, last = known.lists
     return bool(first) and first <= month_of(row) < last
+
+
+def _casts_the_base(row: Row, known: Defaults) -> bool:
+    """PEFT's preparation of a quantised model; DeepSpeed and FSDP bring what it cast back to 16 bits."""
+    text = said(row, "strategy", "precision", "model")
+    if not known.trainer or re.search(r"deepspeed|zero|fsdp", text) or "no cast to fp32" in said(row, "notes"):
+        return False
+    return bool(re.search(r"qlora|nf4|int[48]|[48]-?bit", text))
 
 
 def _keeps_quantized_inputs(row: Row) -> bool:

@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from torch.profiler import profile
+from transformers import AutoConfig, AutoModel, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fakes.plans import LAPTOP
 from headway.config.schema import ModelArch
@@ -78,3 +80,27 @@ def test_activations(arch: str, mode: Mode, dropout: float) -> None:
         attention=attention,
     )
     assert activation_bytes(request) == pytest.approx(kept_bytes(model, attention, mode), rel=BOUND)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_gradients_of_a_gated_mlp_that_stand_at_one_time(frozen: bool) -> None:
+    """Three of its width: of the product and of its two factors, then of the activation's input.
+
+    `headway.plan.footprint.layer_transient` counts them, less the product itself where it was kept and is freed.
+    """
+    hidden, ffn, tokens = 64, 256, 512
+    mlp = LlamaMLP(LlamaConfig(hidden_size=hidden, intermediate_size=ffn)).requires_grad_(not frozen)
+    inputs = torch.randn(tokens, hidden, requires_grad=True)
+    for tensor in (inputs, *(p for p in mlp.parameters() if p.requires_grad)):
+        tensor.grad = torch.zeros_like(tensor)
+    outputs = mlp(inputs)
+    with profile(profile_memory=True) as profiled:
+        outputs.backward(torch.ones_like(outputs))
+    results = profiled.profiler.kineto_results if profiled.profiler else None
+    assert results is not None
+    moved = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    held, most = 0, 0
+    for _, size in sorted(moved):  # what stood before is not counted when it is freed
+        held += size
+        most = max(most, held)
+    assert most == pytest.approx(3 * ffn * tokens * 4, rel=0.1)

@@ -62,6 +62,40 @@ def test_ddp_keeps_buckets_beside_gradients_that_accumulate() -> None:
     assert item(replace(one, accumulation=2, degrees=Degrees(), machine=alone), "communication buckets") == 0
 
 
+def test_what_stage_3_holds_gathered_and_in_its_bucket() -> None:
+    """partitioned_param_coordinator.py: prefetching adds a matrix as long as less than its bound is there; the groups
+    that come together are copied out of one buffer. stage3.py makes the bucket with the engine, whole."""
+    large = replace(BASE, shape=shape(100_000_000_000))
+    matrix = large.shape.hidden * max(large.shape.vocab, large.shape.ffn)
+    assert item(large, "gathered parameters") == 2 * (10**9 + matrix + 50_000_000 + matrix)
+    trained = large.shape.model_copy(update={"trainable_parameters": 10_000_000})
+    for each in (large, replace(large, shape=trained)):
+        assert item(each, "communication buckets") == 2 * 500_000_000
+
+
+def test_dropout_of_an_adapter_keeps_its_inputs_and_a_byte_for_each() -> None:
+    added = AdapterShape(parameters=10**7, layers=7 * 32, rank=8, inputs=7 * 32 * 4096)
+    plain = replace(BASE, shape=BASE.shape.model_copy(update={"adapter": added}), micro_batch=8)
+    dropping = replace(plain, adapter_dropout=True)
+    grown = item(dropping, "activations") - item(plain, "activations")
+    assert grown == pytest.approx(8 * 2048 * added.inputs * (2 + 1), abs=2)
+
+
+def test_autocast_frees_its_copies_before_the_update() -> None:
+    """As its cache does when it ends; with checkpointing, after each layer that is computed again."""
+    one = replace(BASE, engine="ddp", stage=0, accumulation=1, micro_batch=1, sequence=64)
+    assert estimate(one).allocated_bytes == pytest.approx((4 + 4 + 8 + 2) * 8e9, rel=0.02)  # the forward pass
+    listed = replace(one, software=Software(fused_optimizer=False))
+    assert estimate(listed).allocated_bytes == pytest.approx((4 + 4 + 8 + 4) * 8e9, rel=0.02)  # torch's lists
+
+
+def test_whole_gradients_while_fsdp_does_not_exchange_them() -> None:
+    sharded = replace(BASE, engine="fsdp")
+    whole = replace(sharded, software=Software(whole_accumulation=True))
+    assert item(whole, "gradients") - item(sharded, "gradients") == pytest.approx(2 * 8e9, rel=1e-3)
+    assert estimate(whole).step_seconds <= estimate(sharded).step_seconds
+
+
 def test_stage_3_copies_one_sub_group_of_gradients() -> None:
     """DeepSpeed's stage 3 steps by sub-groups of 10^9 elements, stage 2 all at once (stage3.py, stage_1_and_2.py)."""
 

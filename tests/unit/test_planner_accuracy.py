@@ -13,6 +13,7 @@ sys.path.insert(0, str(FOLDER))
 
 import accuracy  # noqa: E402
 import rows as planner_rows  # noqa: E402
+from adapters import targets  # noqa: E402
 from scores import Judged, choices, confusion, errors  # noqa: E402
 
 from headway.plan.constants import MEMORY  # noqa: E402
@@ -71,6 +72,13 @@ def test_rows_seen_only_later(later: accuracy.Later, counts: tuple[int, int], me
     assert speeds.count >= counts[1]
     assert sizes.median <= memory
     assert speeds.median <= speed
+
+
+def test_no_id_stands_for_two_rows() -> None:
+    """One file explains rows of all tables."""
+    tables = [accuracy.TABLE, *(later.table for later in accuracy.LATER)]
+    ids = [row["id"] for table in tables for row in planner_rows.read_table(table)]
+    assert len(set(ids)) == len(ids)
 
 
 def test_the_pick_is_as_fast_as_the_best(judged: list[Judged]) -> None:
@@ -194,3 +202,70 @@ def test_hosts_times_devices_and_shares() -> None:
     assert found.request.degrees.devices == 32
     percent = planner_rows.measured({**row, "mfu_pct": "40%"})
     assert found.tokens_per_second == pytest.approx(percent.tokens_per_second)
+
+
+LORA = {**GOOD, "n_gpus": "1", "peak_mem_gib": "20", "precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("LoRA r=16", "q k v o gate up down"),
+        ("LoRA r=16 on all linear layers", "q k v o gate up down"),
+        ("LoRA r=16 on q, k, v, o projections", "q k v o"),
+        ("QLoRA r=8 on q_proj, v_proj", "q v"),
+        ("LoRA r8 q,v,o+mlp in the recipe", "q v o gate up down"),
+        ("LoRA on q, k and v", "q k v"),
+        ("LoRA on q, k, v, gate, up and down", "q k v gate up down"),
+        ("LoRA on the attention projection c_attn", "qkv"),
+        ("LoRA on query_key_value", "qkv"),
+        ("LoRA on all linear layers and the output head", "q k v o gate up down head"),
+        ("LoRA on attention projections", "q k v o"),
+    ],
+)
+def test_where_an_adapter_stands(text: str, names: str) -> None:
+    assert targets(text.lower()) == tuple(names.split())
+
+
+def test_an_adapter_by_its_row() -> None:
+    shape = planner_rows.measured({**LORA, "strategy": "LoRA r=16 on q_proj, v_proj, single GPU"}).request.shape
+    assert shape.adapter is not None
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    assert shape.adapter.parameters == 16 * shape.layers * (2 * shape.hidden + query + key)
+    assert shape.adapter.inputs == 2 * shape.hidden * shape.layers
+    dropping = {**LORA, "strategy": "LoRA, single GPU", "notes": "lora_dropout 0.05"}
+    assert planner_rows.measured(dropping).request.adapter_dropout
+    assert not planner_rows.measured({**dropping, "notes": "lora_dropout 0.0"}).request.adapter_dropout
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"notes": "no liger, without cuDNN; Megatron was slower"}, {"loss": "whole", "attention": "flash"}),
+        ({"notes": "unlike the table of fused rms norm"}, {"kernels": "eager"}),
+        ({"notes": "fused rms norm; cudnn"}, {"kernels": "fused", "attention": "flash3"}),
+        ({"source": "github:InternLM/xtuner README"}, {"kernels": "eager", "loss": "whole"}),
+        ({"strategy": "FSDP + Liger", "source": "2024-12"}, {"kernels": "fused", "loss": "linear"}),
+        ({"strategy": "FSDP, HF Trainer", "source": "2024-12"}, {"fused_optimizer": False}),
+        ({"strategy": "FSDP, HF Trainer + Liger", "source": "2024-12"}, {"fused_optimizer": False, "loss": "linear"}),
+        ({"strategy": "FSDP, HF Trainer", "source": "2025-09"}, {"fused_optimizer": True}),
+        ({"strategy": "DDP", "notes": "loss on 16-bit logits, not cast"}, {"loss": "half", "fused_optimizer": True}),
+    ],
+)
+def test_what_software_ran(row: dict[str, str], expected: dict[str, object]) -> None:
+    """Words state something of the run, not those that deny it, compare, or name who owns the repository."""
+    found = planner_rows.measured({**GOOD, "strategy": "FSDP", "peak_mem_gib": "20", **row}).request.software
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_heads_buckets_and_packed_samples() -> None:
+    bert = {**GOOD, "model": "bert-large-uncased", "seq_len": "384", "strategy": "DDP", "peak_mem_gib": "20"}
+    assert planner_rows.measured(bert).request.language
+    assert not planner_rows.measured({**bert, "strategy": "DDP, SQuAD fine-tuning"}).request.language
+    sharded = planner_rows.measured({**GOOD, "strategy": "DeepSpeed ZeRO-3, HF Trainer", "peak_mem_gib": "20"}).request
+    assert sharded.reduce_bucket_elements == sharded.shape.hidden**2
+    stated = {**GOOD, "strategy": "ZeRO-2", "peak_mem_gib": "20", "notes": "reduce_bucket_size 2e8"}
+    assert planner_rows.measured(stated).request.reduce_bucket_elements == 200_000_000
+    fast = {**stated, "tokens_per_s_per_gpu": "1000", "notes": "packed, attention within a sample alone"}
+    assert planner_rows.measured(fast).tokens_per_second is None
+    assert planner_rows.measured({**fast, "notes": "packed"}).tokens_per_second == 1000

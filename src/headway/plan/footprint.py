@@ -158,7 +158,8 @@ def _states(request: EstimateRequest) -> dict[str, float]:
     weights = (_spread(request, parts, sharded) - held / shards) * weight + held_in
     if request.base_bits is not None:
         ends = parts.ends / shards
-        weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8 + 2 * ends
+        weights = (_spread(request, parts, sharded) - ends) * (request.base_bits + 0.25) / 8
+        weights += (4 if request.software.wide_base else 2) * ends
     mixed = request.precision != "fp32" and request.master
     gradient = 4 if request.engine == "megatron" and mixed else weight
     states = _spread(request, parts, 1) * trained * (_master_bytes(request) + request.optimizer.bytes_per_parameter)
@@ -386,6 +387,7 @@ def _stream(request: EstimateRequest) -> float:
     """Bytes of one token of the residual stream. Autocast keeps it in fp32; sharded 16-bit weights do not."""
     split = request.degrees.tensor if request.degrees.sequence_parallel else 1
     wide = request.precision != "fp32" and request.engine in ("single", "ddp") and request.master
+    wide = wide or request.software.wide_base
     return request.shape.hidden * (4 if wide else request.element_bytes) / split
 
 
