@@ -141,7 +141,8 @@ written-out gated MLP stand three at a time; without checkpointing they stand be
 dropout keeps a byte of mask, not two; autocast's copies of the weights are freed before the update; products of
 frozen weights without an adapter keep no input, whatever the adapter of attention is. *For judging alone*:
 bitsandbytes before 0.43.2 kept the input of every quantised product, and FSDP under `no_sync` adds up whole
-gradients. No constant was set with these rows.
+gradients. No constant was set with these rows, but what is counted was chosen when they were known: the second
+reading is no test.
 """,
     ),
 }

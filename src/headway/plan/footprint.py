@@ -72,17 +72,17 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     gradients, copies = states.pop("gradients"), states.pop(COPIES, 0.0)
     base = sum(states.values()) + gathered
     forward = kept + logits + copies
-    # autocast frees its copies when it ends: those of a layer that is computed again, with that layer
-    backward = kept * (1 - 1 / max(request.shape.layers, 1)) + transient + buckets
-    if request.checkpointing == "none":
-        backward = kept + transient + buckets + copies
+    # autocast frees its copies when it ends; without checkpointing autograd keeps them for itself
+    copied = copies if request.copies_stay or request.checkpointing == "none" else 0.0
+    backward = transient + buckets + copied
+    backward += kept if request.checkpointing == "none" else kept * (1 - 1 / max(request.shape.layers, 1))
     update = _update_workspace(request, gradients)
     early = gradients if request.accumulation > 1 or request.engine == "ddp" else 0.0  # DDP's are buckets, and stay
     moments = [base + early + forward, base + early + backward, base + gradients + last, base + gradients + update]
     allocated = max(moments)
     working = max(forward, backward, update, last)
     apart = max(working, kept + _side_by_side(request, logits, update + last))
-    fragments = constants.fragmentation * max(forward - copies, backward - copies, update, last)
+    fragments = constants.fragmentation * max(forward - copies, backward - copied, update, last)
     # freed blocks of the last step's gradients serve no larger tensor, unless segments can grow
     reserved = (allocated if request.software.expandable_segments else base + gradients + apart) + fragments
     held = min(gradients, reserved - fragments - base)
