@@ -178,3 +178,24 @@ def test_a_process_of_a_cpu_that_was_not_measured_computes_with_its_threads(tmp_
         return next(item.seconds for item in found.forecast.times if item.name == "matrix products")
 
     assert products(2) > 4 * products(16)  # of eight: the rest waits for memory
+
+
+def exchanged(on: str, *overrides: str) -> float:
+    """Seconds of a step, exposed and hidden, in which parameters and gradients are on their way."""
+    _, found = ahead("llama-3.1-70b", on, "train.length=1B tokens", "train.micro_batch=1", *overrides)
+    return sum(item.seconds + item.hidden_seconds for item in found.forecast.times if item.name == "data parallel")
+
+
+def test_what_is_quantised_on_its_way_takes_less_of_it() -> None:
+    """ZeRO++ (Wang et al. 2023, table 1) sends 0.75 of three times the parameters, with all of its parts."""
+    stage = ("8x8xA100-80GB", "strategy=zero-3", "train.activation_checkpointing=true")
+    plain = exchanged(*stage)
+    weights, gradients = (f"strategy.quantized_{what}=true" for what in ("weights", "gradients"))
+    for one in (weights, gradients, "strategy.secondary_partition=8"):
+        assert exchanged(*stage, one) < 0.97 * plain
+    assert exchanged(*stage, weights, gradients, "strategy.secondary_partition=8") < 0.5 * plain
+
+
+def test_compressed_gradients_take_half_of_the_way() -> None:
+    asked = ("2x8xA100-80GB", "strategy=ddp", "adapter.kind=lora", "train.activation_checkpointing=true")
+    assert exchanged(*asked, "strategy.gradient_compression=bf16") == pytest.approx(0.5 * exchanged(*asked), rel=0.1)

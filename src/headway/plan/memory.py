@@ -181,7 +181,20 @@ def setting_of(request: MemoryRequest) -> EstimateRequest:
         prefetch_bucket_elements=strategy.prefetch_bucket_elements,
         overlap_comm=strategy.overlap_comm,
         secondary_group=strategy.secondary_partition,
+        gathered_share=1 / request.element_bytes if strategy.quantized_weights else 1.0,
+        reduced_share=_reduced_share(request),
     )
+
+
+def _reduced_share(request: MemoryRequest) -> float:
+    """Of the gradients' bytes, those that are sent: ZeRO++ takes 4 bits of each, a cast two bytes of DDP's four.
+
+    What PowerSGD sends depends on the shape of each matrix; it is taken to send all.
+    """
+    compression = request.strategy.compression
+    if request.strategy.quantized_gradients:
+        return 0.5 / request.element_bytes
+    return 0.5 if compression is not None and compression.kind != "powersgd" else 1.0
 
 
 def _loss_kind(request: MemoryRequest) -> LossKind:

@@ -101,6 +101,7 @@ class EstimateRequest:
     stage: of ZeRO; FSDP is 3, and 2 where it keeps the parameters gathered after the forward pass.
     shard_group: devices over which the states are spread, and replicated beyond (hybrid sharding); 0: all.
     secondary_group: of ZeRO++, devices that hold a second copy of the parameters together; 1: there is none.
+    gathered_share, reduced_share: of the bytes of parameters and gradients, those that are sent (where quantised).
     master: 16-bit training keeps fp32 weights (or a master copy); else everything is 16-bit.
     base_bits: of frozen base weights that are quantised (QLoRA: 4); None: they are in 16 bits.
     linear_bits: as Headway quantises: of the frozen linear weights alone, scales included; all else as without.
@@ -138,6 +139,8 @@ class EstimateRequest:
     overlap_comm: bool = True  # ZeRO-1 and 2: gradients are reduced while the backward pass goes on, in a second bucket
     shard_group: int = 0
     secondary_group: int = 1
+    gathered_share: float = 1.0
+    reduced_share: float = 1.0
     fp32_adapter: bool = False
     bucket_view: bool = True
     copies_stay: bool = True

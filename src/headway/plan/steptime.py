@@ -8,7 +8,7 @@ Rajbhandari et al. 2020, section 7. What communication hides behind computation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headway.errors import PlanError
 from headway.plan.constants import TIME, TimeConstants
@@ -383,28 +383,34 @@ def _exchanged_bytes(request: EstimateRequest) -> float:
     return gathered_bytes(request)
 
 
+def _gather_seconds(request: EstimateRequest, ranks: int, constants: TimeConstants) -> float:
+    """What one gather takes from so many ranks; of parameters in the host's memory, each brings its own part."""
+    size = _exchanged_bytes(request) * request.gathered_share
+    seconds = ring_seconds(request, size, Ring(ranks, request.degrees.tensor, _pieces(request, size)), constants)
+    if request.offload_parameters:
+        seconds += size / ranks / request.machine.device.host_link_bytes_per_second
+    return seconds
+
+
 def _data_parallel(request: EstimateRequest, compute: float, constants: TimeConstants) -> list[TimeItem]:
     """Gathering parameters and reducing gradients, hidden behind the computation as far as it lasts.
 
-    Parameters in the host's memory come from there first: of each gather, a device brings its own part.
+    ZeRO++ (Wang et al. 2023, table 1) halves the first, takes the second from within a group, and quarters the third.
     """
     parts = parts_of(request)
     if request.degrees.shards == 1 and not request.offload_parameters:
         return []
     gradient = 4 if request.engine in ("fsdp", "megatron") and request.master else weight_bytes(request)
-    reduce = _reduce_seconds(request, parts.total * parts.trained_share * gradient, constants)
-    size = _exchanged_bytes(request)
-    gathering = Ring(request.shards, request.degrees.tensor, _pieces(request, size))
-    gather = ring_seconds(request, size, gathering, constants)
-    if request.offload_parameters:
-        gather += size / request.shards / request.machine.device.host_link_bytes_per_second
+    reduced = parts.total * parts.trained_share * gradient * request.reduced_share
+    reduce = _reduce_seconds(request, reduced, constants)
+    gather = _gather_seconds(request, request.shards, constants)
     micro = request.accumulation
     if request.engine in ("single", "ddp") or request.stage == 0:
         total, hideable = 2 * reduce, compute * 0.6 / micro
     elif request.stage == 3:
         again = gather
         if request.secondary_group > 1:  # the backward pass gathers from the second copy
-            again = min(gather, ring_seconds(request, size, replace(gathering, ranks=_second_ring(request)), constants))
+            again = min(gather, _gather_seconds(request, min(request.secondary_group, request.shards), constants))
         reduces = 1 if request.software.whole_accumulation else micro
         total, hideable = micro * (gather + again) + reduces * reduce, compute
     elif request.engine == "fsdp":
@@ -418,10 +424,6 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
     exposed = max(exposed, first) + constants.contention * max(0.0, total - exposed)
     total = max(total, exposed)
     return [TimeItem("data parallel", exposed, total - exposed)]
-
-
-def _second_ring(request: EstimateRequest) -> int:
-    return min(request.secondary_group, request.shards)
 
 
 def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) -> list[TimeItem]:
