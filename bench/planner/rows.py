@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from adapters import adapted, drops_inputs
@@ -23,7 +24,7 @@ from headway.facts.shape import shape_of
 from headway.plan.setting import Degrees, EstimateRequest, OptimizerFacts
 
 GIB = 1024**3
-_LABELS = r"sequence.classification|token.classification|seq-?cls|squad|span head|question.answering|\bclassifier\b"
+_LABELS = r"\bclassification\b|seq-?cls|squad|span head|question.answering|\bclassifier\b"
 # A month of release before which FSDP kept frozen weights gathered until the end of the backward pass: torch 2.1 frees
 # them by a hook of their own (`_register_post_backward_reshard_only_hook`).
 _FROZEN_FREED = "2023-10"
@@ -74,13 +75,16 @@ def device_of(row: Row) -> Device:
 def machine(row: Row, device: Device, count: int) -> Machine:
     """Hosts of eight, unless the row says otherwise; its network where the notes state one a host."""
     notes = said(row, "notes", "gpu")
-    per_host = int(m[1]) if (m := re.search(r"\((\d+)/node\)|(?<!\d)(\d+) gpus? per node", notes)) and m[1] else 8
+    found = re.search(r"\((\d+)/node\)|(?<!\d)(\d+) gpus? per node", notes)
+    per_host = int(found[1] or found[2]) if found else 8
     per_host = min(per_host, count)
     network = number(row, "network_gbs")
     if network is None and (m := re.search(r"(\d+) ?gbps (?:node|inter)", notes)):
         network = int(m[1]) / 8 / 8
     if network is None and (m := re.search(r"inter_node_bandwidth (\d+) ?gb/s", notes)):
         network = int(m[1]) / 8 / 8
+    if re.search(r"\bno nvlink|p2p_disable=1", notes):
+        device = replace(device, link_bytes_per_second=device.host_link_bytes_per_second / 2)  # in and out again
     return Machine(device, per_host, -(-count // per_host), 2000 * GIB, 300e9, network * 1e9 if network else None)
 
 
@@ -178,12 +182,14 @@ def engine_of(row: Row, known: Defaults, degrees: Degrees) -> tuple[str, int]:
         return "fsdp", max(2, stage or 3)
     if "deepspeed" in text and "megatron" not in text:
         return "deepspeed", stage
+    if known.engine == "megatron":  # its fp32 gradients and masters, also on one device
+        return "megatron", min(stage, 1)
     if degrees.devices == 1 or "single" in text:
         return "single", 0
+    if "zeroredundancy" in text:  # torch's: DDP whose optimizer states alone are spread
+        return "ddp", 1
     if "ddp" in text:
         return "ddp", 0
-    if known.engine == "megatron":
-        return "megatron", min(stage, 1)
     if stage:
         return ("fsdp" if known.engine == "fsdp" and stage > 1 else "deepspeed"), stage
     plain = re.search(r"\bdp\b|data.?parallel|lora", text)  # an adapter's gradients are small: DDP is what is usual
@@ -293,8 +299,8 @@ def measured(row: Row) -> Measured:
     micro, steps = batches(row, degrees)
     optimizer_away, parameters_away, activations_away = offloads(row)
     shape = adapted(shape_of_row(row), row, known)
-    if known.neox_models and not shape.gated:
-        shape = shape.model_copy(update={"arch": "gpt_neox"})
+    if known.plain_models and not shape.gated:
+        shape = shape.model_copy(update={"arch": known.plain_models})
     request = EstimateRequest(
         shape=shape,
         machine=machine(row, device, count),
@@ -318,13 +324,20 @@ def measured(row: Row) -> Measured:
         offload_optimizer=optimizer_away,
         offload_parameters=parameters_away,
         offload_activations=activations_away,
-        dropout=known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model"))),
+        dropout=drops(row, known),
         software=software_of(row, known),
         optimizer=optimizer_of(row, master),
         **_buckets(row, shape, known),
     )
     refuse_implausible(request)
     return finished(row, request)
+
+
+def drops(row: Row, known: Defaults) -> bool:
+    """Whether dropout is trained with: as the row says, else as its software or its model does by default."""
+    if found := re.search(r"\b(no )?dropout(?: of)?(?: (\d[\d.]*))?", said(row, "notes", "strategy")):
+        return not found[1] and float((found[2] or "1").rstrip(".")) > 0
+    return known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model")))
 
 
 def _buckets(row: Row, shape: ModelShape, known: Defaults) -> dict[str, int]:

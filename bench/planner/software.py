@@ -26,7 +26,7 @@ class Defaults:
     whole_accumulation: its FSDP exchanges the gradients of the last micro batch alone.
     frozen_gathered: its FSDP has frozen and trained weights in one unit, held to the end of the backward pass.
     trainer: DeepSpeed's buckets are the Trainer's "auto", hidden x hidden.
-    neox_models: models with layer norms are all GPT-NeoX's code, with one kernel for GELU and a fused attention input.
+    plain_models: the architecture whose code all its models with layer norms share; both have one kernel for GELU.
     fused_inputs: query, key and value are one matrix, and an adapter beside them reads one input.
     """
 
@@ -45,7 +45,7 @@ class Defaults:
     whole_accumulation: bool = False
     frozen_gathered: bool = False
     trainer: bool = False
-    neox_models: bool = False
+    plain_models: str = ""
     fused_inputs: bool = False
     adapter_dropout: bool = False
 
@@ -73,10 +73,12 @@ SOFTWARE = (
         lists=("2023-03", "9999"),
         whole_accumulation=True,
         frozen_gathered=True,
-        neox_models=True,
+        plain_models="gpt_neox",
         fused_inputs=True,
         adapter_dropout=True,
     ),
+    # each a model that computes its loss itself, so torch.compile fuses it
+    Defaults("nanogpt|llm\\.c\\b", compiled_loss=(("", "compiled"),), plain_models="nanogpt"),
     Defaults("llm-foundry|llmfoundry|composer", engine="fsdp", flash="flash1"),
     Defaults("internevo|internlm", kernels="fused", loss=(("", "compiled"),), engine="megatron", flash="flash1"),
     Defaults("megatron-deepspeed|vtrain|bigscience", engine="megatron", dropout=True),
@@ -97,6 +99,7 @@ SOFTWARE = (
     ),
     Defaults(
         "hf trainer|huggingface trainer|transformers trainer|\\bpeft\\b|\\btrl\\b",
+        compiled_loss=(("", "compiled"),),  # its models compute it
         lists=_LISTS,
         whole_accumulation=True,
         trainer=True,

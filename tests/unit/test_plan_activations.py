@@ -6,8 +6,13 @@ from typing import Literal
 
 import pytest
 import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+from torch import fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional as F
 from torch.profiler import profile
 from transformers import AutoConfig, AutoModel, LlamaConfig
+from transformers.activations import NewGELUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fakes.plans import LAPTOP
@@ -15,6 +20,7 @@ from headway.config.schema import ModelArch
 from headway.facts.architectures import SCRATCH
 from headway.facts.model_config import scratch_config
 from headway.facts.shape import shape_of
+from headway.plan.layers import Numbers, kind_of, mlp_bytes
 from headway.plan.memory import MemoryRequest, activation_bytes
 from headway.plan.schema import OptimizerPlan, StrategyPlan
 
@@ -104,3 +110,43 @@ def test_the_gradients_of_a_gated_mlp_that_stand_at_one_time(frozen: bool) -> No
         held += size
         most = max(most, held)
     assert most == pytest.approx(3 * ffn * tokens * 4, rel=0.1)
+
+
+def test_a_power_makes_gelu_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's autocast takes a power in fp32, a CPU's does not: with that rule GPT-2's GELU keeps what is counted."""
+    power, sizes = torch.pow, dict[int, int]()
+    monkeypatch.setattr(torch, "pow", lambda x, exponent: power(x.float(), exponent))
+    inner = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == inner.shape:
+            sizes[tensor.data_ptr()] = tensor.nbytes
+        alive.append(tensor)
+        return tensor
+
+    alive: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        F.linear(NewGELUActivation()(inner).to(torch.bfloat16), weight)
+    shape = shape_of(build("gpt2", "fp32", 0.0)[0])
+    assert sum(sizes.values()) == mlp_bytes(kind_of(shape), Numbers(4, 2, autocast=True)) * inner.numel()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_torch_compile_keeps_what_products_read(gated: bool) -> None:
+    """Of an MLP its products and what the last one reads, though that could be computed again; not an activation."""
+    kept: list[int] = []
+
+    def look(graph: fx.GraphModule, _: object) -> fx.GraphModule:
+        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        kept.extend(node.meta["val"].numel() for node in outputs if node.op != "placeholder")
+        return graph
+
+    def mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        inner = F.silu(F.linear(x, gate)) * F.linear(x, up) if gated else F.gelu(F.linear(x, up))
+        return F.linear(inner, down)
+
+    parted = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
+    made = aot_function(mlp, fw_compiler=look, bw_compiler=nop, **parted)
+    made(*(torch.randn(*size, requires_grad=True) for size in ((4, 16, 8), (32, 8), (32, 8), (8, 32))))
+    assert kept.count(4 * 16 * 32) == (3 if gated else 2)

@@ -17,6 +17,7 @@ from adapters import targets  # noqa: E402
 from scores import Judged, choices, confusion, errors  # noqa: E402
 
 from headway.plan.constants import MEMORY  # noqa: E402
+from headway.plan.setting import EstimateRequest  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +165,9 @@ def test_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ({"strategy": "SHARD_GRAD_OP"}, ("fsdp", 2)),
         ({"strategy": "HSDP"}, ("fsdp", 3)),
         ({"strategy": "LoRA r16"}, ("ddp", 0)),
+        ({"strategy": "NeMo, DDP with distributed optimizer", "zero_or_fsdp_stage": "1"}, ("megatron", 1)),
+        ({"strategy": "Megatron-LM", "n_gpus": "1"}, ("megatron", 0)),
+        ({"strategy": "DDP, torch ZeroRedundancyOptimizer", "zero_or_fsdp_stage": "1"}, ("ddp", 1)),
     ],
 )
 def test_what_ran(row: dict[str, str], expected: tuple[str, int]) -> None:
@@ -269,3 +273,22 @@ def test_heads_buckets_and_packed_samples() -> None:
     fast = {**stated, "tokens_per_s_per_gpu": "1000", "notes": "packed, attention within a sample alone"}
     assert planner_rows.measured(fast).tokens_per_second is None
     assert planner_rows.measured({**fast, "notes": "packed"}).tokens_per_second == 1000
+
+
+def test_what_notes_say_of_the_machine_and_the_run() -> None:
+    def request(**row: str) -> EstimateRequest:
+        return planner_rows.measured({**GOOD, "strategy": "DDP", "peak_mem_gib": "20", **row}).request
+
+    assert request(notes="2 GPUs per node").machine.devices_per_host == 2
+    assert request(notes="nodes of four (4/node)").machine.devices_per_host == 4
+    one, other = (request(gpu="A100", notes=notes).machine.device for notes in ("", "no NVLink"))
+    assert other.link_bytes_per_second < other.host_link_bytes_per_second < one.link_bytes_per_second
+    assert [request(model="gpt2", notes=notes).dropout for notes in ("", "no dropout", "dropout 0.0")] == [
+        True,
+        False,
+        False,
+    ]
+    assert request(notes="dropout of 0.1").dropout
+    assert not request(notes="MNLI classification").language
+    compiled = [request(strategy=name, compile="yes").software.loss for name in ("DDP", "DDP, HF Trainer")]
+    assert compiled == ["whole", "compiled"]

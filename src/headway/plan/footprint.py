@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.plan.constants import MEMORY, MemoryConstants
-from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, norm_bytes
+from headway.plan.layers import LayerKind, Numbers, attention_bytes, kind_of, mlp_bytes, norm_bytes
 from headway.plan.quantizing import gathered_numbers, held_bytes, scale_bytes
 from headway.plan.schema import MemoryItem
 from headway.plan.setting import SUB_GROUP_ELEMENTS, EstimateRequest
@@ -128,7 +128,7 @@ def _side_by_side(request: EstimateRequest, logits: float, flat: float) -> float
 
 def _shards(request: EstimateRequest, stage: int, *, experts: bool = False) -> int:
     """Over how many devices something is spread that this stage of ZeRO spreads."""
-    if request.stage < stage or request.engine in ("single", "ddp"):
+    if request.stage < stage or request.engine == "single":
         return 1
     degrees = request.degrees
     return max(1, request.shards // degrees.expert) if experts else request.shards
@@ -416,33 +416,42 @@ def _selected(request: EstimateRequest) -> float:
     return _stream(request) + kept * request.element_bytes
 
 
+def numbers_of(request: EstimateRequest) -> Numbers:
+    """Bytes of a number, and whether autocast casts them."""
+    split = request.degrees.tensor if request.degrees.sequence_parallel else 1
+    wide = int(_stream(request) * split / request.shape.hidden)
+    return Numbers(wide, request.element_bytes, autocast=wide > request.element_bytes)
+
+
 def full_layer_bytes(request: EstimateRequest) -> float:
     """What autograd keeps of one layer and one micro batch without recomputation."""
-    shape, degrees, e = request.shape, request.degrees, request.element_bytes
+    shape, degrees = request.shape, request.degrees
     split = degrees.tensor if degrees.sequence_parallel else 1
     written_out = request.software.kernels == "eager"
     repeated = request.software.attention in ("sdpa", "eager")
-    kind = kind_of(shape)
-    wide = int(_stream(request) * split / shape.hidden)
-    numbers = Numbers(wide, e, autocast=wide > e)
-    norms = norm_bytes(kind, numbers) if written_out else 2 * (wide + e)
+    kind, numbers = kind_of(shape), numbers_of(request)
+    norms = norm_bytes(kind, numbers) if written_out else 2 * (numbers.stream_bytes + numbers.element_bytes)
     if request.engine == "megatron":  # fused layer norms of the 16-bit stream
-        norms = 2 * (wide + e)
+        norms = 2 * (numbers.stream_bytes + numbers.element_bytes)
     attention = attention_bytes(shape, kind if written_out else LayerKind(), numbers, repeated=repeated)
-    mlp = _mlp_tensors(request) * request.shape.mlp_width * e
+    mlp = _mlp_bytes(request) * request.shape.mlp_width
     dropped = 2 * shape.hidden / split if request.dropout else 0
     total = norms * shape.hidden / split + (attention + mlp) / degrees.tensor + dropped
     return (total + _cast(request) - _unread(request)) * request.tokens + _scores(request)
 
 
-def _mlp_tensors(request: EstimateRequest) -> int:
-    """Kept tensors of the MLP's width: fused kernels and torch.compile compute the activation again."""
-    kernels, gated = request.software.kernels, request.shape.gated
+def _mlp_bytes(request: EstimateRequest) -> int:
+    """Bytes kept of one element of the MLP's width.
+
+    Fused kernels and torch.compile compute a gated activation again, but not what a product reads: what must be written
+    for the backward pass anyway is kept (torch's `ban_recompute_materialized_backward`).
+    """
+    kernels, gated, e = request.software.kernels, request.shape.gated, request.element_bytes
     if kernels == "eager" and request.engine != "megatron":
-        return kind_of(request.shape).mlp
+        return mlp_bytes(kind_of(request.shape), numbers_of(request))
     if gated:
-        return 4 if kernels == "eager" else 3
-    return 1 if kernels == "compiled" else 2
+        return (4 if kernels == "eager" else 3) * e
+    return 2 * e
 
 
 def _unread(request: EstimateRequest) -> float:

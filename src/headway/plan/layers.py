@@ -25,7 +25,8 @@ class LayerKind:
 
     readers: matrix products that read each norm's output (autocast casts it once for each of them).
     extra_norms: norms whose output goes back to the stream. attention: kept numbers of a token, in widths of all
-    query heads. mlp: kept numbers of a token, in widths of the MLP.
+    query heads. mlp: kept numbers of a token, in widths of the MLP. cubed: GELU is written out with a power, which
+    autocast computes in fp32 on a GPU, and with it all but the first and the last of its tensors.
     """
 
     rms: bool = True
@@ -33,6 +34,7 @@ class LayerKind:
     extra_norms: int = 0
     attention: int = 4  # query, key, value, output
     mlp: int = 4  # gate, its activation, up, their product
+    cubed: bool = False
     fp32_normed: bool = False
     shared_input: bool = False
     dropouts: int = 2  # of attention's output and of the MLP's, where the model drops any
@@ -43,10 +45,10 @@ _PLAIN = LayerKind(rms=False, readers=(1, 1), mlp=2)  # layer norms, and an MLP 
 _LAYER_KINDS = {
     "gemma": LayerKind(fp32_normed=True),
     "gemma2": LayerKind(fp32_normed=True, extra_norms=2),
-    # GELU written out in five operations
-    "gpt2": LayerKind(rms=False, readers=(1, 1), mlp=5),
+    # of GELU: its input, tanh, one more than that, half the input, its output
+    "gpt2": LayerKind(rms=False, readers=(1, 1), mlp=5, cubed=True),
     # partial rotary positions: the output is copied for the next product; one norm for attention and MLP
-    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5, dropouts=1),
+    "phi": LayerKind(rms=False, readers=(4,), attention=5, mlp=5, cubed=True, dropouts=1),
     # as phi; the value is a view that keeps the fused product alive; both norms read the same input
     "gpt_neox": LayerKind(rms=False, readers=(1, 1), attention=7, mlp=2, shared_input=True),
     "bert": LayerKind(rms=False, readers=(3, 1), mlp=2),
@@ -69,6 +71,22 @@ def norm_bytes(kind: LayerKind, numbers: Numbers) -> int:
     outputs = sum(kind.readers) * e if numbers.autocast else len(kind.readers) * e
     inputs = kept * (len(kind.readers) + kind.extra_norms)
     return inputs + outputs - (stream if kind.shared_input else 0)
+
+
+def gelu_bytes(kind: LayerKind, numbers: Numbers) -> int:
+    """Bytes through memory of one element of a written-out GELU, forward: eight operations, each read and written.
+
+    Under autocast on a GPU six of them read and write fp32, beside the casts of input and output.
+    """
+    if not kind.cubed:
+        return 0
+    return 76 if numbers.autocast else 18 * numbers.element_bytes
+
+
+def mlp_bytes(kind: LayerKind, numbers: Numbers) -> int:
+    """Bytes kept of one element of the MLP's width, on a GPU."""
+    in_fp32 = 3 if kind.cubed and numbers.autocast else 0
+    return kind.mlp * numbers.element_bytes + in_fp32 * (4 - numbers.element_bytes)
 
 
 def attention_bytes(shape: ModelShape, kind: LayerKind, numbers: Numbers, *, repeated: bool) -> int:

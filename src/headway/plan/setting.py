@@ -98,7 +98,8 @@ class OptimizerFacts:
 class EstimateRequest:
     """One setting to be judged.
 
-    stage: of ZeRO; FSDP is 3, and 2 where it keeps the parameters gathered after the forward pass.
+    stage: of ZeRO; FSDP is 3, and 2 where it keeps the parameters gathered after the forward pass; DDP's is 1 where
+    torch's ZeroRedundancyOptimizer spreads its states.
     shard_group: devices over which the states are spread, and replicated beyond (hybrid sharding); 0: all.
     secondary_group: of ZeRO++, devices that hold a second copy of the parameters together; 1: there is none.
     gathered_share, reduced_share: of the bytes of parameters and gradients, those that are sent (where quantised).

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from headway.errors import PlanError
 from headway.plan.constants import TIME, TimeConstants
-from headway.plan.footprint import gathered_bytes, parts_of, weight_bytes
+from headway.plan.footprint import gathered_bytes, numbers_of, parts_of, weight_bytes
+from headway.plan.layers import gelu_bytes, kind_of
 from headway.plan.setting import EstimateRequest, TimeItem
 
 BUCKET_BYTES = 256e6  # of gradients and parameters that are exchanged at once
 TILE = 128  # rows and columns of a product's tile
+SMALL_TILE = 64  # of one outside of the matrix units (cuBLAS's sgemm_64x64), which needs no large one to be fast
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def rates_of(request: EstimateRequest, constants: TimeConstants) -> Rates:
     half = best if precision != "fp8" else device.matmul_flops.get("bf16", best)
     second = constants.flash_on_hopper if device.peak.capability >= (9, 0) else constants.flash
     share = {"flash1": constants.flash1, "flash": second, "sdpa": second, "flash3": constants.flash3}
+    plain = precision == "fp32" and best == device.matmul_flops.get("fp32")
+    tile = SMALL_TILE if plain else TILE
     matmul = best * (constants.matmul_fp8 if precision == "fp8" else constants.matmul)
     return Rates(
         matmul=matmul,
@@ -76,7 +80,7 @@ def rates_of(request: EstimateRequest, constants: TimeConstants) -> Rates:
         * share.get(request.software.attention, constants.matmul)
         * (request.sequence / (request.sequence + constants.attention_half_tokens)),
         memory=device.bandwidth_bytes_per_second * constants.bandwidth,
-        tail_seconds=constants.tail_waves * 2 * TILE**2 * device.units / matmul,
+        tail_seconds=constants.tail_waves * 2 * tile**2 * device.units / matmul,
         misaligned=constants.misaligned if device.units else 1.0,
     )
 
@@ -128,9 +132,20 @@ def _attention_seconds(request: EstimateRequest, rates: Rates) -> float:
     flops = 4 * pairs * shape.heads * shape.head_dim / degrees.tensor
     if request.software.attention != "eager":
         return flops / 2 / rates.attention
-    fused = request.engine == "megatron"
-    touched = pairs * shape.heads / degrees.tensor * request.element_bytes * (4 if fused else 10)
+    touched = pairs * shape.heads / degrees.tensor * _score_bytes(request)
     return flops / rates.matmul + touched / rates.memory
+
+
+def _score_bytes(request: EstimateRequest) -> int:
+    """Bytes through memory of one score, forward: product, scale, mask, softmax, dropout, product.
+
+    The softmax is computed in fp32, and its result cast: models ask for it, or autocast does.
+    """
+    if request.engine == "megatron":  # one fused kernel for scale, mask and softmax
+        return 4 * request.element_bytes
+    if request.precision == "fp32":
+        return 32 + (9 if request.dropout else 0)
+    return 24 + (5 if request.dropout else 0)
 
 
 def _traffic_bytes(request: EstimateRequest, constants: TimeConstants) -> float:
@@ -152,7 +167,11 @@ def _traffic_bytes(request: EstimateRequest, constants: TimeConstants) -> float:
         "fused": constants.fused_passes,
         "compiled": constants.compiled_passes,
     }[request.software.kernels]
-    return passes * numbers * request.tokens * request.element_bytes
+    gelu = 0.0
+    if kernels == "eager" and (kind := kind_of(shape)).cubed:
+        gelu = gelu_bytes(kind, numbers_of(request)) * width / degrees.tensor
+        numbers -= activation * width / degrees.tensor
+    return (passes * numbers * request.element_bytes + gelu) * request.tokens
 
 
 def _cast_bytes(request: EstimateRequest, products: list[tuple[float, float, float]]) -> float:
@@ -406,7 +425,7 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
     gather = _gather_seconds(request, request.shards, constants)
     micro = request.accumulation
     if request.engine in ("single", "ddp") or request.stage == 0:
-        total, hideable = 2 * reduce, compute * 0.6 / micro
+        total, hideable = 2 * reduce + (gather if request.stage else 0.0), compute * 0.6 / micro
     elif request.stage == 3:
         again = gather
         if request.secondary_group > 1:  # the backward pass gathers from the second copy
@@ -429,7 +448,7 @@ def _data_parallel(request: EstimateRequest, compute: float, constants: TimeCons
 def _update(request: EstimateRequest, rates: Rates, constants: TimeConstants) -> list[TimeItem]:
     """Clipping and the optimizer, on the device or on the host; and the step's fixed time."""
     parts, machine = parts_of(request), request.machine
-    sharded = request.stage >= 1 and request.engine not in ("single", "ddp")
+    sharded = request.stage >= 1 and request.engine != "single"
     own = parts.total * parts.trained_share / (request.shards if sharded else 1)
     fixed = constants.step_seconds if machine.device.kind == "cuda" else 0.0
     items = [TimeItem("fixed", fixed)]
