@@ -175,9 +175,9 @@ ARCHITECTURES: dict[str, Arch] = {
 }
 
 # Counted architectures whose head is no plain output layer: `headway.model.heads` reads it off the built model.
-HEADS: dict[str, Literal["pieces", "whole"]] = {
+HEADS: dict[str, Literal["pieces", "capped", "whole"]] = {
     "bert": "pieces",
-    "gemma2": "pieces",
+    "gemma2": "capped",
     "granite": "pieces",
     "opt": "whole",
 }

@@ -65,8 +65,8 @@ class ModelShape(Facts):
     """What the planner must know of a model; counts are exact.
 
     head: what its loss keeps. linear: a plain output layer, whose logits become gradients in place; pieces: one that
-    does more (a soft cap, a scale), whose logits are kept a piece at a time; whole: those of all tokens at once, of a
-    class that does not run its body as one call, and of a module of the user's own.
+    does more (a scale), whose logits are kept a piece at a time; capped: so, with the tanh of a soft cap beside them;
+    whole: those of all tokens at once, of a class that does not run its body as one call, or of the user's own module.
     """
 
     arch: str
@@ -90,7 +90,7 @@ class ModelShape(Facts):
     hidden_dropout: bool = False  # in training, of what attention and MLP give
     attention_dropout: bool = False  # in training, of attention's weights
     experts: ExpertShape | None = None
-    head: Literal["linear", "pieces", "whole"] = "linear"
+    head: Literal["linear", "pieces", "capped", "whole"] = "linear"
 
     @property
     def mlp_width(self) -> float:

@@ -288,11 +288,14 @@ def head_is_separate(kind: type[PreTrainedModel], skeleton: PreTrainedModel) -> 
         return False
 
 
-def head_kind(skeleton: PreTrainedModel) -> Literal["linear", "pieces", "whole"]:
+def head_kind(skeleton: PreTrainedModel) -> Literal["linear", "pieces", "capped", "whole"]:
     """What the loss of a model like this one keeps: see ModelShape.head."""
     if head_is_linear(type(skeleton), skeleton):
         return "linear"
-    return "pieces" if head_is_separate(type(skeleton), skeleton) else "whole"
+    with _Recorder() as recorder:
+        if not head_is_separate(type(skeleton), skeleton):
+            return "whole"
+    return "capped" if "tanh" in recorder.operations else "pieces"
 
 
 def specialise_head(kind: type[PreTrainedModel], skeleton: PreTrainedModel, model: PreTrainedModel) -> None:

@@ -340,7 +340,7 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
     piece = min(request.tokens, software.loss_chunk_tokens or request.tokens) * shape.vocab / tensor
     half = e if request.precision != "fp32" else 0
     if software.loss == "pieces":
-        return piece * (constants.whole_logit_bytes + half)
+        return piece * (constants.whole_logit_bytes + half + (e if shape.head == "capped" else 0))
     head = shape.vocab * shape.hidden / tensor if shape.adapter is None else 0.0
     if software.loss == "linear":
         # gradients of the head (fp32) and of its input are made with the logits; the backward pass scales them anew

@@ -200,7 +200,7 @@ def _reduced_share(request: MemoryRequest) -> float:
 def _loss_kind(request: MemoryRequest) -> LossKind:
     if request.shape.head == "whole" or (request.rows > 1 and not request.loss_chunk_tokens):
         return "whole"
-    return "pieces" if request.shape.head == "pieces" or request.rows > 1 else "linear"
+    return "pieces" if request.shape.head != "linear" or request.rows > 1 else "linear"
 
 
 def fits(memory: MemoryPlan, cluster: ClusterFacts, processes: int) -> bool:
@@ -425,7 +425,7 @@ def logits_bytes(request: MemoryRequest) -> int:
     tokens = _logits_tokens(request)
     converted = e if request.precision != "fp32" else 0
     if shape.head != "linear" or request.rows > 1:
-        return tokens * shape.vocab * (12 + converted)
+        return tokens * shape.vocab * (12 + converted + (e if shape.head == "capped" else 0))
     of_head = 0 if shape.adapter else 4 * shape.vocab * shape.hidden  # the head is frozen beside an adapter
     gradients = of_head + e * request.tokens * shape.hidden
     return gradients + max(gradients, tokens * shape.vocab * (4 + converted))
