@@ -80,9 +80,17 @@ def test_every_family_has_its_best_setting_or_its_reason(llama: str) -> None:
 
 
 def test_ddp_is_enough_for_a_small_model(tmp_path: Path) -> None:
-    plan, found = ahead(written(tmp_path, GPT2), "8xA100-80GB")
+    small = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048}
+    plan, found = ahead(written(tmp_path, LLAMA | small), "8xA100-80GB")
     assert plan.strategy.kind == "ddp"
     assert found.verdict.startswith("DDP is enough")
+
+
+def test_autocast_makes_a_written_out_gelu_slow(tmp_path: Path) -> None:
+    """GPT-2's has a power, which autocast takes in fp32; DeepSpeed's 16-bit weights need no autocast."""
+    plan, found = ahead(written(tmp_path, GPT2), "8xA100-80GB")
+    assert plan.strategy.kind == "ddp"
+    assert found.verdict.startswith("zero-1")
 
 
 def test_time_and_money_follow_from_the_steps(llama: str) -> None:
