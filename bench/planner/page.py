@@ -134,14 +134,15 @@ loss a kernel computes, the adapters' dropout, versions), the same planner had 1
 "before" below. What was wrong, by kind. *In what a row was taken for*: FSDP frees frozen weights in the backward pass
 since torch 2.1; the Trainer's AdamW was torch's loop over lists, which makes a list as large as the gradients;
 Liger's kernels do not change whose optimizer runs; adapters stand beside the matrices that a row names, with their
-dropout; heads of classifiers have no vocabulary; Adafactor keeps a row and a column; words in notes steered what they
-only mentioned. *In the model*, for all plans: ZeRO-3's bucket stands from the start, however little is trained, and
-prefetching stops one matrix behind `stage3_max_live_parameters`, which is 10^9 and not twice that; gradients of a
-written-out gated MLP stand three at a time; without checkpointing they stand beside all activations; an adapter's
-dropout keeps a byte of mask, not two; autocast's copies of the weights are freed before the update; products of
-frozen weights without an adapter keep no input, whatever the adapter of attention is. *For judging alone*:
-bitsandbytes before 0.43.2 kept the input of every quantised product, and FSDP under `no_sync` adds up whole
-gradients. No constant was set with these rows, but what is counted was chosen when they were known: the second
+dropout; heads of classifiers have no vocabulary; transformers lets go of 16-bit logits as it casts them; PEFT casts
+what is not quantised of a base, and with it the residual stream, to fp32; Adafactor keeps a row and a column; words
+in notes steered what they only mentioned. *In the model*, for all plans: ZeRO-3's bucket stands from the start,
+however little is trained, and prefetching stops one matrix behind `stage3_max_live_parameters`, which is 10^9 and not
+twice that; gradients of a written-out gated MLP stand three at a time; without checkpointing they stand beside all
+activations; an adapter's dropout keeps a byte of mask, not two; autocast's copies of the weights are freed before the
+update; products of frozen weights without an adapter keep no input, whatever the adapter of attention is. *For
+judging alone*: bitsandbytes before 0.43.2 kept the input of every quantised product, and FSDP under `no_sync` adds up
+whole gradients. No constant was set with these rows, but what is counted was chosen when they were known: the second
 reading is no test.
 """,
     ),

@@ -25,7 +25,7 @@ class Defaults:
     lists: months between which its optimizer keeps a list of temporaries as large as the gradients.
     whole_accumulation: its FSDP exchanges the gradients of the last micro batch alone.
     frozen_gathered: its FSDP has frozen and trained weights in one unit, held to the end of the backward pass.
-    trainer: DeepSpeed's buckets are the Trainer's "auto", hidden x hidden.
+    trainer: transformers' models and Trainer: logits cast in the model, DeepSpeed's buckets "auto", hidden x hidden.
     plain_models: the architecture whose code all its models with layer norms share; both have one kernel for GELU.
     fused_inputs: query, key and value are one matrix, and an adapter beside them reads one input.
     """
@@ -160,6 +160,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         overlapped_tensor_parallel="asynctp" in text or "async tp" in text or known.interleaved,
         virtual_stages=4 if known.interleaved and whole(row, "pp", 1) > 1 else 1,
         whole_accumulation=known.whole_accumulation,
+        logits_freed=known.trainer,
         wide_base=_casts_the_base(row, known),
         quantized_inputs=_keeps_quantized_inputs(row),
     )

@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch.profiler import profile
 
+from fakes.allocated import most_bytes
 from fakes.plans import shape
 from headway.errors import PlanError
 from headway.facts.hardware import Machine, require_device
 from headway.facts.schema import AdapterShape
 from headway.facts.wanted import wanted_cluster
 from headway.plan.estimate import estimate
+from headway.plan.footprint import logits_bytes
 from headway.plan.setting import Degrees, EstimateRequest, LossKind, Software
 
 GIB = 1024**3
@@ -89,6 +93,30 @@ def test_autocast_frees_its_copies_before_the_update() -> None:
     assert estimate(long).allocated_bytes - estimate(replace(long, copies_stay=False)).allocated_bytes == 2 * 8e9
     listed = replace(one, software=Software(fused_optimizer=False))
     assert estimate(listed).allocated_bytes == pytest.approx((4 + 4 + 8 + 4) * 8e9, rel=0.02)  # torch's lists
+
+
+@pytest.mark.parametrize(("freed", "per_logit"), [(True, 12), (False, 14)])
+def test_what_a_cross_entropy_of_all_tokens_holds(freed: bool, per_logit: int) -> None:
+    """The planner's count beside the peak of torch's own, when 16-bit logits are cast and held, or cast and let go."""
+    tokens, hidden, vocab = 256, 16, 4096
+    head = torch.nn.Linear(hidden, vocab, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    inputs = torch.randn(tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, vocab, (tokens,))
+
+    def loss_of() -> tuple[torch.Tensor, torch.Tensor | None]:
+        logits = head(inputs)
+        return torch.nn.functional.cross_entropy(logits.float(), labels), None if freed else logits
+
+    with profile(profile_memory=True) as profiled:
+        loss, held = loss_of()
+        loss.backward()
+    del held
+    assert most_bytes(profiled) == pytest.approx(per_logit * tokens * vocab, rel=0.02)
+    adapted = shape(8_000_000_000)  # no gradient of a frozen head
+    adapted = adapted.model_copy(update={"adapter": AdapterShape(parameters=1, layers=1, rank=1, inputs=1)})
+    software = Software(loss="whole", logits_freed=freed)
+    one = replace(BASE, shape=adapted, engine="single", degrees=Degrees(), software=software, micro_batch=8)
+    assert logits_bytes(one) == per_logit * one.tokens * adapted.vocab
 
 
 def test_whole_gradients_while_fsdp_does_not_exchange_them() -> None:

@@ -61,6 +61,7 @@ class Software:
     ends_apart: FSDP gathers embedding and head each for itself, not with the root.
     fused_optimizer: one kernel; else torch's loop over lists of tensors, which makes one list more.
     whole_accumulation: FSDP adds up whole gradients (`no_sync`), and exchanges those of the last micro batch alone.
+    logits_freed: the model casts its logits to fp32 and lets go of those in 16 bits, as transformers does.
     wide_base: what is not quantised of a quantised base is cast to fp32, embeddings, norms and with them the residual
     stream, as PEFT's `prepare_model_for_kbit_training` does.
     quantized_inputs: every product with a quantised weight keeps its input, as bitsandbytes did before 0.43.2.
@@ -76,6 +77,7 @@ class Software:
     expandable_segments: bool = False
     ends_apart: bool = False
     whole_accumulation: bool = False
+    logits_freed: bool = False
     wide_base: bool = False
     quantized_inputs: bool = False
 
