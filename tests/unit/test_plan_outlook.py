@@ -80,7 +80,7 @@ def test_every_family_has_its_best_setting_or_its_reason(llama: str) -> None:
 
 
 def test_ddp_is_enough_for_a_small_model(tmp_path: Path) -> None:
-    small = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048}
+    small = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16, "intermediate_size": 2816}
     plan, found = ahead(written(tmp_path, LLAMA | small), "8xA100-80GB")
     assert plan.strategy.kind == "ddp"
     assert found.verdict.startswith("DDP is enough")
