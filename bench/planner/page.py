@@ -30,11 +30,12 @@ An error is planned over measured, less one; bias is the median with its sign. M
 measured: allocated, reserved, or the device's. What a row does not state is filled in from what its software does by
 default (`SOFTWARE` in `bench/planner/rows.py`): no row is adjusted by what was measured. That table and the constants
 of memory were written with these rows at hand, so the figures below are in-sample; how the constants do on software
-that they were not fitted to stands under "Whole families left out", and how both do on what was gathered afterwards in
-the last columns and under "Rows seen only after the constants were set". Two columns were added for four rows whose
-source lists techniques one on top of the other: `loss` and `optimizer`. A row whose speed is above the datasheet's
-peak of its device is not judged at all: no setting computes more, so something in it is misstated. Of this table that
-is one, torchtune-004 at 1.4 times its card's peak; with it 89.7 % of the memory rows would lie within 12 %.
+that they were not fitted to stands under "Whole families left out", and how both do on what was gathered afterwards
+in the last columns and under "Rows seen only after the constants were set". Two columns were added for four rows
+whose source lists techniques one on top of the other: `loss` (a word of `LossKind`) and `optimizer`. A row whose
+speed is above the datasheet's peak of its device is not judged at all: no setting computes more, so something in it
+is misstated. Of this table that is one, torchtune-004 at 1.4 times its card's peak; with it 89.7 % of the memory rows
+would lie within 12 %.
 """
 GOALS = (
     ("memory, median error", "6 %"),

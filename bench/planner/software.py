@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from doubt import Row
+from doubt import NotJudged, Row
 from words import said, stated, whole
 
-from headway.plan.setting import Software
+from headway.plan.setting import Kernels, LossKind, Software
 
 # What a row names that did not exist before: a lower bound of its date.
 DATED = (("simplefsdp", "2025-03"),)
@@ -150,9 +151,9 @@ def software_of(row: Row, known: Defaults) -> Software:
     if re.search(r"fa-?[34]|flash.?attention.?3|cudnn", flash + " " + text):
         attention = "flash3"
     return Software(
-        kernels=row.get("kernels") or kernels,  # pyright: ignore[reportArgumentType]
+        kernels=_one_of(row, "kernels", get_args(Kernels)) or kernels,  # pyright: ignore[reportArgumentType]
         attention=attention,  # pyright: ignore[reportArgumentType]
-        loss=row.get("loss") or _loss(row, known, compiled=compiled),  # pyright: ignore[reportArgumentType]
+        loss=_one_of(row, "loss", get_args(LossKind)) or _loss(row, known, compiled=compiled),  # pyright: ignore
         loss_chunk_tokens=1024,  # read for `linear` alone: libraries take a few hundred to a few thousand
         fused_optimizer=not _by_lists(row, known),
         expandable_segments=bool(known.expandable_since) and month >= known.expandable_since,
@@ -164,6 +165,14 @@ def software_of(row: Row, known: Defaults) -> Software:
         wide_base=_casts_the_base(row, known),
         quantized_inputs=_keeps_quantized_inputs(row),
     )
+
+
+def _one_of(row: Row, key: str, words: tuple[str, ...]) -> str:
+    """A cell that takes few words; '' where it is empty."""
+    found = said(row, key).strip()
+    if found and found not in words:
+        raise NotJudged(f"its {key} is none of {', '.join(words)}")
+    return found
 
 
 def _loss(row: Row, known: Defaults, *, compiled: bool) -> str:

@@ -104,6 +104,7 @@ ROWS: list[dict[str, str]] = [
     {"precision": "nf4"},
     {"act_ckpt": "every second layer"},
     {"tokens_per_s_per_gpu": "90,000"},
+    {"loss": "the usual"},
 ]
 GOOD = {"model": "Qwen2.5-7B", "gpu": "NVIDIA L40S", "n_gpus": "8", "seq_len": "4096", "micro_batch": "1"}
 REASONS = (
@@ -119,6 +120,7 @@ REASONS = (
     "no adapter",
     "some of the layers",
     "above its device's peak",
+    "its loss is none of",
 )
 
 
