@@ -80,7 +80,7 @@ def machine(row: Row, device: Device, count: int) -> Machine:
     per_host = min(per_host, count)
     network = number(row, "network_gbs")
     if network is None and (m := re.search(r"(\d+) ?gbps (?:node|inter)", notes)):
-        network = int(m[1]) / 8 / 8
+        network = int(m[1]) / 8 / (int(found[1] or found[2]) if found else 8)
     if network is None and (m := re.search(r"inter_node_bandwidth (\d+) ?gb/s", notes)):
         network = int(m[1]) / 8 / 8
     if re.search(r"\bno nvlink|p2p_disable=1", notes):

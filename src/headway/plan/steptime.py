@@ -340,6 +340,7 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
         TimeItem("dequantising", scale * sum(one.dequantising for one in passes)),
         TimeItem("waiting for the host", scale * max(0.0, waits)),
         TimeItem("logits and loss", micro * head),
+        TimeItem("casts of weights and gradients", micro * _weight_bytes_moved(request) / rates.memory),
         TimeItem("tensor parallel", scale * tensor),
         TimeItem("experts", scale * experts),
         *_pipeline(request, of_micro, constants),
@@ -347,6 +348,19 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
         *_update(request, rates, constants),
     ]
     return Step(tuple(item for item in items if item.seconds > 0 or item.hidden_seconds > 0))
+
+
+def _weight_bytes_moved(request: EstimateRequest) -> float:
+    """Bytes through memory of one micro batch that autocast needs for fp32 weights, however few tokens there are.
+
+    Each weight is read and written in 16 bits, each gradient is cast back, and added to that of the micro batches
+    before.
+    """
+    if request.engine not in ("single", "ddp") or request.precision == "fp32" or weight_bytes(request) != 4:
+        return 0.0
+    parts = parts_of(request)
+    adding = 12 * (1 - 1 / request.accumulation)
+    return parts.total * (6 + parts.trained_share * (6 + adding))
 
 
 def forward_seconds(request: EstimateRequest, constants: TimeConstants = TIME) -> float:
