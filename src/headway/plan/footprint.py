@@ -466,15 +466,15 @@ def _unread(request: EstimateRequest) -> float:
 
 
 def _scores(request: EstimateRequest) -> float:
-    """Score matrices of one layer, where the kernel keeps them: softmax, its 16-bit copy, under dropout a mask."""
+    """Score matrices of one layer, where the kernel keeps them."""
     if request.software.attention != "eager" or request.checkpointing == "selective":
         return 0.0
-    shape, e = request.shape, request.element_bytes
-    size = 4 if request.precision == "fp32" else 4 + e
-    if request.engine == "megatron":  # one fused kernel for scale, mask and softmax
-        size = e
-    if request.dropout:
-        size += e + 1
+    shape, e, dropped = request.shape, request.element_bytes, int(request.dropout)
+    if request.engine == "megatron":  # one fused kernel for scale, mask and softmax, in 16 bits
+        size = e * (1 + dropped)
+    else:  # an fp32 softmax, and what the last product reads, where that is another tensor
+        size = 4 + (e if dropped or request.precision != "fp32" else 0)
+    size += dropped  # of a GPU's dropout, a byte of mask
     return request.micro_batch * shape.heads / request.degrees.tensor * request.sequence**2 * size
 
 
