@@ -27,6 +27,7 @@ class Defaults:
     whole_accumulation: its FSDP exchanges the gradients of the last micro batch alone.
     frozen_gathered: its FSDP has frozen and trained weights in one unit, held to the end of the backward pass.
     trainer: transformers' models and Trainer: logits cast in the model, DeepSpeed's buckets "auto", hidden x hidden.
+    autocast: its 16-bit training runs under it, beside FSDP too.
     plain_models: the architecture whose code all its models with layer norms share; both have one kernel for GELU.
     fused_inputs: query, key and value are one matrix, and an adapter beside them reads one input.
     """
@@ -47,6 +48,7 @@ class Defaults:
     frozen_gathered: bool = False
     trainer: bool = False
     plain_models: str = ""
+    autocast: bool = False
     fused_inputs: bool = False
     adapter_dropout: bool = False
 
@@ -104,9 +106,11 @@ SOFTWARE = (
         lists=_LISTS,
         whole_accumulation=True,
         trainer=True,
+        autocast=True,
     ),
     Defaults("deepspeed", engine="deepspeed"),
-    Defaults("lightning", engine="fsdp", frozen_gathered=True),
+    Defaults("mingpt", engine="fsdp", plain_models="gpt2", autocast=True),
+    Defaults("lightning", autocast=True, engine="fsdp", frozen_gathered=True),
     Defaults("fsdp", engine="fsdp"),
 )
 
@@ -163,6 +167,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         whole_accumulation=known.whole_accumulation,
         logits_freed=known.trainer,
         wide_base=_casts_the_base(row, known),
+        autocast=known.autocast and "mixed" in said(row, "precision") and "fsdp" in said(row, "strategy"),
         quantized_inputs=_keeps_quantized_inputs(row),
     )
 

@@ -422,7 +422,8 @@ def numbers_of(request: EstimateRequest) -> Numbers:
     """Bytes of a number, and whether autocast casts them."""
     split = request.degrees.tensor if request.degrees.sequence_parallel else 1
     wide = int(_stream(request) * split / request.shape.hidden)
-    return Numbers(wide, request.element_bytes, autocast=wide > request.element_bytes)
+    casts = request.software.autocast and request.shape.layer_norm
+    return Numbers(wide, request.element_bytes, autocast=wide > request.element_bytes or casts)
 
 
 def full_layer_bytes(request: EstimateRequest) -> float:

@@ -64,10 +64,10 @@ def norm_bytes(kind: LayerKind, numbers: Numbers) -> int:
     """Bytes kept of one element of the stream by all norms of a layer and the products behind them.
 
     An RMS norm is written out: it keeps an fp32 input and the normalised value before the weight. A layer norm is one
-    operation and keeps its input.
+    operation and keeps its input, which autocast casts to fp32.
     """
     stream, e = numbers.stream_bytes, numbers.element_bytes
-    kept = 4 + (4 if kind.fp32_normed else stream) if kind.rms else stream
+    kept = 4 + (4 if kind.fp32_normed else stream) if kind.rms else 4 if numbers.autocast else stream
     outputs = sum(kind.readers) * e if numbers.autocast else len(kind.readers) * e
     inputs = kept * (len(kind.readers) + kind.extra_norms)
     return inputs + outputs - (stream if kind.shared_input else 0)

@@ -64,6 +64,7 @@ class Software:
     logits_freed: the model casts its logits to fp32 and lets go of those in 16 bits, as transformers does.
     wide_base: what is not quantised of a quantised base is cast to fp32, embeddings, norms and with them the residual
     stream, as PEFT's `prepare_model_for_kbit_training` does.
+    autocast: beside FSDP's 16-bit copies too, as trainers have it: layer norms and powers are computed in fp32.
     quantized_inputs: every product with a quantised weight keeps its input, as bitsandbytes did before 0.43.2.
     """
 
@@ -77,6 +78,7 @@ class Software:
     expandable_segments: bool = False
     ends_apart: bool = False
     whole_accumulation: bool = False
+    autocast: bool = False
     logits_freed: bool = False
     wide_base: bool = False
     quantized_inputs: bool = False
