@@ -165,7 +165,7 @@ def software_of(row: Row, known: Defaults) -> Software:
         overlapped_tensor_parallel="asynctp" in text or "async tp" in text or known.interleaved,
         virtual_stages=4 if known.interleaved and whole(row, "pp", 1) > 1 else 1,
         whole_accumulation=known.whole_accumulation,
-        logits_freed=known.trainer,
+        held_logit_bytes=4 if "holds the fp32 logits" in text else 0 if known.trainer else 2,
         wide_base=_casts_the_base(row, known),
         autocast=known.autocast and "mixed" in said(row, "precision") and "fsdp" in said(row, "strategy"),
         quantized_inputs=_keeps_quantized_inputs(row),

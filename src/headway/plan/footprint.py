@@ -353,8 +353,8 @@ def logits_bytes(request: EstimateRequest, constants: MemoryConstants = MEMORY) 
         return logits * 8 + e * head
     if software.loss == "compiled":
         return logits * (e + constants.compiled_logit_bytes) + e * head
-    if software.loss == "whole" and software.logits_freed:
-        half = 0
+    if software.loss == "whole" and half:
+        half = software.held_logit_bytes
     made = constants.whole_logit_bytes / (2 if software.loss == "half" else 1)
     return logits * (half + made) + e * head
 

@@ -61,7 +61,8 @@ class Software:
     ends_apart: FSDP gathers embedding and head each for itself, not with the root.
     fused_optimizer: one kernel; else torch's loop over lists of tensors, which makes one list more.
     whole_accumulation: FSDP adds up whole gradients (`no_sync`), and exchanges those of the last micro batch alone.
-    logits_freed: the model casts its logits to fp32 and lets go of those in 16 bits, as transformers does.
+    held_logit_bytes: of one logit, beside what a `whole` loss makes of it: the 16-bit one; none where the model lets go
+    of it as it casts it, as transformers does; four where a loop holds the cast ones through the backward pass.
     wide_base: what is not quantised of a quantised base is cast to fp32, embeddings, norms and with them the residual
     stream, as PEFT's `prepare_model_for_kbit_training` does.
     autocast: beside FSDP's 16-bit copies too, as trainers have it: layer norms and powers are computed in fp32.
@@ -79,7 +80,7 @@ class Software:
     ends_apart: bool = False
     whole_accumulation: bool = False
     autocast: bool = False
-    logits_freed: bool = False
+    held_logit_bytes: int = 2
     wide_base: bool = False
     quantized_inputs: bool = False
 
