@@ -32,18 +32,22 @@ from headway.plan.setting import (
 Precision = Literal["fp32", "bf16", "fp16"]
 
 GIB = 1024**3
-# What a CPU worker holds beside the other items: 442 MiB measured in a forked rank that has joined its gloo group and
+# What a CPU worker holds beside the other items: 340 MiB measured in a forked rank that has joined its gloo group and
 # built nothing yet (torch 2.13+cpu, deepspeed 0.19.8, transformers 5.24); 30 more when the tokenizer, the store and
-# the loader's thread stand; the rest is matrix scratch and code that the first step touches.
-CPU_RUNTIME_BYTES = 500 * 1024**2
+# the loader's thread stand; the rest is matrix scratch and code that the first step touches. A rank that torchrun or
+# deepspeed starts imports inductor too, 100 MiB.
+CPU_RUNTIME_BYTES = 400 * 1024**2
 # What DeepSpeed's engine brings: its communication layer, hooks and small buffers.
 CPU_DEEPSPEED_BYTES = 30 * 1024**2
 # What a tracker takes in the process of rank 0, measured when fifty figures had been sent (tensorboard 2.21, mlflow
 # 3.17, wandb 0.31 with its service, a process of its own); a user's own are not known.
 CPU_TRACKER_BYTES = {"tensorboard": 10 * 1024**2, "mlflow": 61 * 1024**2, "wandb": 48 * 1024**2}
-# glibc keeps freed blocks of up to 32 MiB, in pieces that do not always fit what is asked for next.
-# bench/planner_here.py holds it to the peaks of twelve runs.
-CPU_ALLOCATOR_SHARE = 0.20
+# What glibc keeps of what a step frees, in pieces that do not fit what is asked for next; above 64 MiB it gives the end
+# of its heap back. Frozen weights have no gradients and moments that would fill the gaps of their loading, and under
+# ZeRO-3 they come and go between activations that stay. From 29 peaks on one machine (bench/results).
+CPU_KEPT_SHARE = 0.6
+CPU_KEPT_BYTES = 115 * 1024**2
+CPU_KEPT_OF_FROZEN, CPU_KEPT_OF_GATHERED_FROZEN = 0.55, 1.7
 # glibc maps what is larger anew each time and gives it back: every page of it is faulted in. Copying into a fresh
 # buffer took 1.9 to 2.3 ns a number above this and 0.4 below, into one that is held 0.3 to 0.7 (bench/results).
 MAPPED_ABOVE_BYTES = 32 * 1024**2
@@ -310,12 +314,13 @@ def _buckets(request: MemoryRequest) -> list[MemoryItem]:
 
 
 def _allocator(request: MemoryRequest, items: list[MemoryItem]) -> MemoryItem:
-    """What the C library keeps of freed memory: nothing of logits that are kept whole, in blocks that it maps."""
-    size = sum(item.device_bytes + item.host_bytes for item in items)
-    keeps = request.shape.head != "linear" or request.rows > 1
-    if keeps and 4 * request.shape.vocab * _logits_tokens(request) > MAPPED_ABOVE_BYTES:
-        size -= logits_bytes(request)
-    return _item("allocator", int(CPU_ALLOCATOR_SHARE * size))
+    """What the C library keeps of freed memory."""
+    size = {item.name: item.device_bytes + item.host_bytes for item in items}
+    gathered = size.get("gathered parameters", 0)
+    freed = gathered + sum(size[name] for name in ("activations", "adapter activations", "logits and loss"))
+    frozen = 1 - request.shape.trainable_parameters / request.shape.parameters
+    gaps = CPU_KEPT_OF_GATHERED_FROZEN * gathered if gathered else CPU_KEPT_OF_FROZEN * size["parameters"]
+    return _item("allocator", int(min(CPU_KEPT_SHARE * freed, CPU_KEPT_BYTES) + frozen * gaps))
 
 
 def _step_items(request: MemoryRequest) -> list[MemoryItem]:
