@@ -43,7 +43,7 @@ def test_billions_on_one_v100(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert forecast["fits"]
     assert found["plan"]["strategy"]["offload_optimizer"]
     assert f"{forecast['device_bytes'] / 2**30:.1f} of {forecast['limit_bytes'] / 2**30:.1f} GiB" in TEXT
-    assert forecast["tokens_per_second"] == pytest.approx(2000, rel=0.1)
+    assert forecast["tokens_per_second"] == pytest.approx(1800, rel=0.1)
 
 
 def test_the_cluster_file_can_be_read(tmp_path: Path) -> None:
