@@ -319,7 +319,6 @@ def measured(row: Row) -> Measured:
         adapter_dropout=drops_inputs(row, known),
         language=not re.search(_LABELS, stated(row)),
         bucket_view=False,
-        copies_stay=False,
         checkpointing=checkpointing_of(row, known, engine),  # pyright: ignore[reportArgumentType]
         offload_optimizer=optimizer_away,
         offload_parameters=parameters_away,

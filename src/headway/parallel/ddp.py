@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -45,15 +45,12 @@ class TorchEngine(SteppingEngine):
         return torch.autocast(self.device.type, dtype=_DTYPES[self.plan.numerics.precision])
 
     def _micro_step(self, last: bool) -> AbstractContextManager[object]:
-        stack = ExitStack()
         if isinstance(self.model, DistributedDataParallel) and not last:
-            stack.enter_context(self.model.no_sync())
-        stack.enter_context(self._precision())
-        return stack
+            return self.model.no_sync()
+        return nullcontext()
 
     def _backward(self, objective: torch.Tensor, last: bool) -> None:
-        with torch.autocast(self.device.type, enabled=False):
-            self.scaler.scale(objective).backward()
+        self.scaler.scale(objective).backward()
 
     def _apply(self, lr: float, verdict: Verdict) -> tuple[float, bool]:
         self.scaler.unscale_(self.optimizer)

@@ -37,7 +37,8 @@ class SteppingEngine(ABC):
         for index, batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
             with self._micro_step(last):
-                terms = self.task.loss(self.model, batch.to(self.device))
+                with self._precision():  # not around the backward pass too: autocast would keep its copies of weights
+                    terms = self.task.loss(self.model, batch.to(self.device))
                 self._backward(self._objective(terms, counts), last)
             for name, value in terms.items():
                 detached = value.detach().double()

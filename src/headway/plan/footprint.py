@@ -72,8 +72,8 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     gradients, copies = states.pop("gradients"), states.pop(COPIES, 0.0)
     base = sum(states.values()) + gathered
     forward = kept + logits + copies
-    # autocast frees its copies when it ends; without checkpointing autograd keeps them for itself
-    copied = copies if request.copies_stay or request.checkpointing == "none" else 0.0
+    # autocast ends, and frees its copies, before the backward pass; without checkpointing autograd keeps them
+    copied = copies if request.checkpointing == "none" else 0.0
     backward = transient + buckets + copied
     backward += kept if request.checkpointing == "none" else kept * (1 - 1 / max(request.shape.layers, 1))
     update = _update_workspace(request, gradients)
@@ -87,7 +87,7 @@ def footprint(request: EstimateRequest, constants: MemoryConstants = MEMORY) -> 
     reserved = (allocated if request.software.expandable_segments else base + gradients + apart) + fragments
     held = min(gradients, reserved - fragments - base)
     working = reserved - fragments - base - held
-    copies = min(copies, working)
+    copies = min(copied if backward > forward else copies, working)
     working -= copies
     rest = working - min(kept, working) - min(logits, max(working - kept, 0))
     items = [_item(name, size) for name, size in states.items()]

@@ -113,7 +113,6 @@ class EstimateRequest:
     linear_bits: as Headway quantises: of the frozen linear weights alone, scales included; all else as without.
     live_parameters: that ZeRO-3 leaves gathered (DeepSpeed's stage3_max_live_parameters).
     fp32_adapter: beside a base in 16 bits the adapter is kept in fp32 (PEFT under autocast).
-    copies_stay: autocast ends behind the backward pass, as in Headway's step, and keeps its copies of weights so long.
     bucket_view: DDP's gradients are its buckets (gradient_as_bucket_view), not copies of them.
     """
 
@@ -149,7 +148,6 @@ class EstimateRequest:
     reduced_share: float = 1.0
     fp32_adapter: bool = False
     bucket_view: bool = True
-    copies_stay: bool = True
 
     @property
     def shards(self) -> int:
