@@ -76,13 +76,13 @@ def machine(row: Row, device: Device, count: int) -> Machine:
     """Hosts of eight, unless the row says otherwise; its network where the notes state one a host."""
     notes = said(row, "notes", "gpu")
     found = re.search(r"\((\d+)/node\)|(?<!\d)(\d+) gpus? per node", notes)
-    per_host = int(found[1] or found[2]) if found else 8
-    per_host = min(per_host, count)
+    slots = int(found[1] or found[2]) if found else 8
+    per_host = min(slots, count)
     network = number(row, "network_gbs")
     if network is None and (m := re.search(r"(\d+) ?gbps (?:node|inter)", notes)):
-        network = int(m[1]) / 8 / (int(found[1] or found[2]) if found else 8)
+        network = int(m[1]) / 8 / slots
     if network is None and (m := re.search(r"inter_node_bandwidth (\d+) ?gb/s", notes)):
-        network = int(m[1]) / 8 / 8
+        network = int(m[1]) / 8 / slots
     if re.search(r"\bno nvlink|p2p_disable=1", notes):
         device = replace(device, link_bytes_per_second=device.host_link_bytes_per_second / 2)  # in and out again
     return Machine(device, per_host, -(-count // per_host), 2000 * GIB, 300e9, network * 1e9 if network else None)
@@ -334,7 +334,9 @@ def measured(row: Row) -> Measured:
 
 def drops(row: Row, known: Defaults) -> bool:
     """Whether dropout is trained with: as the row says, else as its software or its model does by default."""
-    if found := re.search(r"\b(no )?dropout(?: of)?(?: (\d[\d.]*))?", said(row, "notes", "strategy")):
+    if found := re.search(
+        r"\b(no )?(?<!lora )(?<!adapter )\bdropout(?: of)?(?: (\d[\d.]*))?", said(row, "notes", "strategy")
+    ):
         return not found[1] and float((found[2] or "1").rstrip(".")) > 0
     return known.dropout or bool(re.search(r"bert|gpt-?2\b", said(row, "model")))
 

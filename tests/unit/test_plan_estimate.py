@@ -262,3 +262,39 @@ def test_another_make_of_a_card_is_said() -> None:
 def test_an_unknown_device_names_the_near_ones() -> None:
     with pytest.raises(PlanError, match="H100-SXM5-80GB"):
         require_device("H1000")
+
+
+def seconds(request: EstimateRequest, name: str) -> float:
+    return next((part.seconds for part in estimate(request).times if part.name == name), 0.0)
+
+
+def test_autocast_casts_weights_whatever_the_tokens() -> None:
+    """6 bytes a weight and a gradient each, 12 to add it to the micro batches before; none under DeepSpeed."""
+    name, ddp = "casts of weights and gradients", replace(BASE, engine="ddp", stage=0, accumulation=1)
+    once = seconds(ddp, name)
+    assert once == pytest.approx(12 * 8e9 / 3.35e12, rel=0.15)
+    assert seconds(replace(ddp, micro_batch=4), name) == once
+    assert seconds(replace(ddp, accumulation=4), name) == pytest.approx(4 * once + 3 * once)
+    assert seconds(replace(ddp, precision="fp32"), name) == seconds(BASE, name) == 0
+
+
+def test_a_written_out_gelu_costs_most_under_autocast() -> None:
+    """GPT-2's power is fp32 there; torch.compile fuses it, and weights in 16 bits need no autocast."""
+    gpt2 = shape(124_000_000).model_copy(update={"arch": "gpt2", "gated": False, "layer_norm": True})
+    one, eager = replace(BASE, shape=gpt2, engine="ddp", stage=0), Software(kernels="eager")
+    autocast, pure = replace(one, software=eager), replace(one, software=eager, engine="deepspeed", stage=1)
+    compiled = replace(one, software=Software(kernels="compiled"))
+    assert seconds(autocast, "norms and activations") > 1.5 * seconds(pure, "norms and activations")
+    assert seconds(pure, "norms and activations") > 2 * seconds(compiled, "norms and activations")
+    assert item(autocast, "activations") > item(compiled, "activations")
+
+
+def test_zero_redundancy_spreads_the_states_alone() -> None:
+    """torch's ZeroRedundancyOptimizer: DDP whose optimizer states are spread."""
+    ddp = replace(BASE, engine="ddp", stage=0)
+    spread = replace(ddp, stage=1)
+    assert item(spread, "optimizer states") == pytest.approx(item(ddp, "optimizer states") / 8)
+    assert [item(spread, name) for name in ("parameters", "gradients")] == [
+        item(ddp, name) for name in ("parameters", "gradients")
+    ]
+    assert seconds(spread, "optimizer") == pytest.approx(seconds(ddp, "optimizer") / 8)

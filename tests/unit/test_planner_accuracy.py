@@ -291,6 +291,7 @@ def test_what_notes_say_of_the_machine_and_the_run() -> None:
         False,
     ]
     assert request(notes="dropout of 0.1").dropout
+    assert not request(model="llama-2-7b", notes="LoRA dropout 0.05").dropout
     assert not request(notes="MNLI classification").language
     compiled = [request(strategy=name, compile="yes").software.loss for name in ("DDP", "DDP, HF Trainer")]
     assert compiled == ["whole", "compiled"]

@@ -26,7 +26,7 @@ class LayerKind:
     readers: matrix products that read each norm's output (autocast casts it once for each of them).
     extra_norms: norms whose output goes back to the stream. attention: kept numbers of a token, in widths of all
     query heads. mlp: kept numbers of a token, in widths of the MLP. cubed: GELU is written out with a power, which
-    autocast computes in fp32 on a GPU, and with it all but the first and the last of its tensors.
+    autocast computes in fp32 on a GPU, and with it three of five kept tensors: input, tanh, and one more than that.
     """
 
     rms: bool = True
@@ -71,6 +71,10 @@ def norm_bytes(kind: LayerKind, numbers: Numbers) -> int:
     outputs = sum(kind.readers) * e if numbers.autocast else len(kind.readers) * e
     inputs = kept * (len(kind.readers) + kind.extra_norms)
     return inputs + outputs - (stream if kind.shared_input else 0)
+
+
+# Of a written-out GELU, bytes through memory backward over forward: 118 to 76 under autocast, 28 numbers to 18 without.
+GELU_BACKWARD = 1.55
 
 
 def gelu_bytes(kind: LayerKind, numbers: Numbers) -> int:

@@ -8,12 +8,12 @@ Rajbhandari et al. 2020, section 7. What communication hides behind computation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.errors import PlanError
 from headway.plan.constants import TIME, TimeConstants
 from headway.plan.footprint import gathered_bytes, numbers_of, parts_of, weight_bytes
-from headway.plan.layers import gelu_bytes, kind_of
+from headway.plan.layers import GELU_BACKWARD, gelu_bytes, kind_of
 from headway.plan.setting import EstimateRequest, TimeItem
 
 BUCKET_BYTES = 256e6  # of gradients and parameters that are exchanged at once
@@ -41,11 +41,12 @@ class Pass:
     traffic: float
     dequantising: float
     launches: float
+    gelu: float = 0.0  # where it is written out, beside the other traffic
 
     @property
     def busy(self) -> float:
         """Of the device."""
-        return self.products + self.attention + self.traffic + self.dequantising
+        return self.products + self.attention + self.traffic + self.gelu + self.dequantising
 
     @property
     def seconds(self) -> float:
@@ -161,17 +162,23 @@ def _traffic_bytes(request: EstimateRequest, constants: TimeConstants) -> float:
     stream = 2 * (norm + add + (2.5 if request.dropout else 0)) * shape.hidden / split
     rotary = {"eager": 10, "fused": 2, "compiled": 3}[kernels] * heads if shape.gated else 0
     activation = (5 if kernels == "eager" else 3) if shape.gated else (4 if kernels == "eager" else 2)
+    if kernels == "eager" and kind_of(shape).cubed:
+        activation = 0  # `_gelu_bytes`
     numbers = stream + (rotary + activation * width) / degrees.tensor
     passes = {
         "eager": constants.eager_passes,
         "fused": constants.fused_passes,
         "compiled": constants.compiled_passes,
     }[request.software.kernels]
-    gelu = 0.0
-    if kernels == "eager" and (kind := kind_of(shape)).cubed:
-        gelu = gelu_bytes(kind, numbers_of(request)) * width / degrees.tensor
-        numbers -= activation * width / degrees.tensor
-    return (passes * numbers * request.element_bytes + gelu) * request.tokens
+    return passes * numbers * request.tokens * request.element_bytes
+
+
+def _gelu_bytes(request: EstimateRequest) -> float:
+    """Bytes through memory of one layer's written-out GELU, forward."""
+    if request.software.kernels != "eager":
+        return 0.0
+    width = request.shape.ffn * request.tokens / request.degrees.tensor
+    return gelu_bytes(kind_of(request.shape), numbers_of(request)) * width
 
 
 def _cast_bytes(request: EstimateRequest, products: list[tuple[float, float, float]]) -> float:
@@ -210,6 +217,7 @@ def _forward(request: EstimateRequest, rates: Rates, constants: TimeConstants) -
         traffic=(_traffic_bytes(request, constants) + cast) / rates.memory,
         dequantising=_dequantised_bytes(request, products) / rates.memory,
         launches=launches if request.machine.device.kind == "cuda" else 0.0,
+        gelu=_gelu_bytes(request) / rates.memory,
     )
 
 
@@ -222,6 +230,7 @@ def _backward(request: EstimateRequest, forward: Pass) -> Pass:
         traffic=forward.traffic * 2,
         dequantising=forward.dequantising,
         launches=forward.launches * 2,
+        gelu=forward.gelu * GELU_BACKWARD,
     )
 
 
@@ -232,7 +241,13 @@ def _recomputed(request: EstimateRequest, forward: Pass) -> Pass:
         return Pass(0, 0, 0, 0, 0)
     if request.engine == "megatron":  # the attention core alone
         return Pass(0, forward.attention, 0, 0, 0)
-    return Pass(forward.products / 2, 0, forward.traffic, forward.dequantising / 2, forward.launches / 2)
+    return replace(
+        forward,
+        products=forward.products / 2,
+        attention=0.0,
+        dequantising=forward.dequantising / 2,
+        launches=forward.launches / 2,
+    )
 
 
 def _head_seconds(request: EstimateRequest, rates: Rates) -> float:
@@ -336,7 +351,7 @@ def step_time(request: EstimateRequest, constants: TimeConstants = TIME) -> Step
     items = [
         TimeItem("matrix products", scale * sum(one.products for one in passes)),
         TimeItem("attention", scale * sum(one.attention for one in passes)),
-        TimeItem("norms and activations", scale * sum(one.traffic for one in passes)),
+        TimeItem("norms and activations", scale * sum(one.traffic + one.gelu for one in passes)),
         TimeItem("dequantising", scale * sum(one.dequantising for one in passes)),
         TimeItem("waiting for the host", scale * max(0.0, waits)),
         TimeItem("logits and loss", micro * head),
