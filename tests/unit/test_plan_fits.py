@@ -77,7 +77,7 @@ def test_a_plan_that_fits_by_less_than_its_band_says_what_leaves_more_room() -> 
 
 
 def test_a_plan_with_room_says_nothing_of_it() -> None:
-    assert ahead("llama-3.1-8b", "8xH100-80GB")[1].caution == ""
+    assert ahead("gpt2", "8xH100-80GB")[1].caution == ""
 
 
 def test_of_a_plan_that_does_not_fit_the_verdict_names_one_that_does() -> None:
