@@ -298,8 +298,10 @@ def test_bad_records_stop_the_build_all_at_once_or_are_skipped(
 ) -> None:
     source = jsonl(tmp_path, {"text": "fine"}, "{bad", {"body": 1}, {"text": 2})
     for workers in (None, 1):
+        before = set(threading.enumerate())
         with pytest.raises(DataError) as caught:
             build_store(request_for(tmp_path, source, corpus[2], workers=workers))
+        assert set(threading.enumerate()) <= before  # not left to whoever lets go of the error
         assert [problem.where for problem in caught.value.problems] == ["data.jsonl:2", "data.jsonl:3", "data.jsonl:4"]
     assert not list((tmp_path / "cache").glob("*store-*/"))
     relaxed = source.model_copy(update={"options": {"on_error": "skip"}})

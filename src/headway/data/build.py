@@ -203,14 +203,16 @@ def _build(request: StoreRequest, found: Survey, part: Path, report: ProgressRep
     spec = _spec(request, found, part)
     report.start(sum(task.size_bytes for task in tasks))
     try:
-        assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
+        with run_tasks(spec, tasks, request.workers, report) as results:
+            assembled = assemble(spec, results, part)
     except IdsDiffer as differ:
         report.note(f"{PACKAGE} does not give the ids that {REFERENCE} gives ({differ}): encoding with {REFERENCE}")
         for leftover in part.iterdir():
             leftover.unlink()
         spec = replace(spec, library=REFERENCE)
         report.start(sum(task.size_bytes for task in tasks))
-        assembled = assemble(spec, run_tasks(spec, tasks, request.workers, report), part)
+        with run_tasks(spec, tasks, request.workers, report) as results:
+            assembled = assemble(spec, results, part)
     changed = found.raw.changed()
     if changed:
         problems = [Problem("data", "the file changed while it was read", where=path) for path in changed[:20]]

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,19 +27,26 @@ SMALL_BYTES = 32 * 2**20
 _THREADS = 2
 
 
+@contextmanager
 def run_tasks(
     spec: WorkSpec, tasks: Sequence[Task], workers: int | None, report: ProgressReporter
-) -> Iterator[TaskResult]:
-    """Results in the order of the tasks. `workers` None: a process for each core, or threads where that is faster."""
+) -> Iterator[Iterator[TaskResult]]:
+    """Results in the order of the tasks. `workers` None: a process for each core, or threads where that is faster.
+
+    A context: threads that a generator left to the garbage collector waits for can be waited for inside of
+    `threading`'s own lock, and then forever.
+    """
     total = sum(task.size_bytes for task in tasks)
     cores = workers or available_cores()
     if workers is None and (total < SMALL_BYTES or len(tasks) < 2 * cores):
         workshop = Workshop(spec)
         with ThreadPoolExecutor(_THREADS) as threads:
-            yield from _in_order([threads.submit(workshop.run, task, report) for task in tasks])
+            futures = [threads.submit(workshop.run, task, report) for task in tasks]
+            with closing(_in_order(futures)) as results:
+                yield results
         return
-    with _Processes(spec, min(cores, len(tasks))) as processes:
-        yield from processes.run(tasks, report)
+    with _Processes(spec, min(cores, len(tasks))) as processes, closing(processes.run(tasks, report)) as results:
+        yield results
 
 
 def available_cores() -> int:
@@ -47,7 +54,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_order(futures: list[Future[TaskResult]]) -> Iterator[TaskResult]:
+def _in_order(futures: list[Future[TaskResult]]) -> Generator[TaskResult]:
     waiting = deque(futures)
     try:
         while waiting:
@@ -75,8 +82,8 @@ class _Processes:
         with self._log.open("a") as errors:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
 
-    def run(self, tasks: Sequence[Task], report: ProgressReporter) -> Iterator[TaskResult]:
-        yield from _in_order([self._threads.submit(self._one, task, report) for task in tasks])
+    def run(self, tasks: Sequence[Task], report: ProgressReporter) -> Generator[TaskResult]:
+        return _in_order([self._threads.submit(self._one, task, report) for task in tasks])
 
     def _one(self, task: Task, report: ProgressReporter) -> TaskResult:
         process = self._idle.get()

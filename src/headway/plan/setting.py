@@ -14,8 +14,8 @@ Checkpointing = Literal["none", "selective", "full"]
 Kernels = Literal["eager", "fused", "compiled"]
 AttentionKind = Literal["eager", "sdpa", "flash1", "flash", "flash3"]
 LossKind = Literal["whole", "half", "fused", "compiled", "chunked", "pieces", "linear"]
-# What of its memory a plan may fill. 6 % of the runs that the estimate was made with took more than a tenth above it, and
-# 21 to 26 % of those measured by others later: where the band ends above the device, `headway plan` says so.
+# What of its memory a plan may fill. Of the runs that the estimate was made with, 6 % took more than a tenth above it,
+# of those gathered later 21 to 26 %: where the band ends above the device, `headway plan` says so.
 USABLE_SHARE = 0.90
 # Of the parameters of one rank, what stage 3 updates at once: DeepSpeed's default, and what Headway writes.
 SUB_GROUP_ELEMENTS = 10**9
