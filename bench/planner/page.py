@@ -164,10 +164,10 @@ judging alone*: bitsandbytes before 0.43.2 kept the input of every quantised pro
 whole gradients.
 
 Of training from scratch, as first read (with eight rows of a page that fine-tuning has too; 280 of 349 judged), the
-median error of memory was 24.0 % (90th: 48.6 %), that
-of speed 12.5 % (73.8 %); of the tight cuts 29.9 % were missed, of the wide ones 40.0 % were false alarms. After the
-table was corrected (a loss that is compiled with its model, in 50 rows; one row faster than its card's best product),
-the same planner had 10.1 % (28.5 %), 11.1 % (73.8 %), 41.0 % and 9.1 %. *In what a row was taken for*: Megatron is
+median error of memory was 24.0 % (90th: 48.6 %), that of speed 12.5 % (73.8 %); of the tight cuts 29.9 % were missed,
+of the wide ones 40.0 % were false alarms. After the table was corrected (a loss that is compiled with its model, in 50
+rows; one row faster than its card's best product), the same planner
+had 10.1 % (28.5 %), 11.1 % (73.8 %), 41.0 % and 9.1 %. *In what a row was taken for*: Megatron is
 Megatron on one device and under the name DDP; torch's ZeroRedundancyOptimizer spreads the states of DDP alone; notes
 on dropout, on missing NVLink, on GPUs of a node and on classifiers went unread; three cards were unknown. *In the
 model*, for all plans: torch.compile keeps what a product reads also of a plain MLP; autocast takes the power in GPT-2's
